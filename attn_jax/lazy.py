@@ -1,0 +1,165 @@
+"""Lazy objects: pytrees that evaluate themselves on a tile of the `[*B, N, T, S]` square when it is needed.
+
+Masks and biases are lazy. What is a number in them is static: hashable and compared by value, so that a freshly built
+equal mask shares the trace. What is an array in them (lengths, segment ids, learned tables) is a leaf: it may be
+traced, mapped and differentiated.
+"""
+
+import dataclasses
+from typing import Any, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+
+from attn_jax import checks
+from attn_jax.typing import Array, Int
+
+_STATIC = (bool, int, float, str, tuple, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """The queries and keys on which a lazy object is evaluated, and where they sit.
+
+    Everything a tile hands out has the full rank of the square, with 1 where an axis does not matter, so that
+    pieces combine by plain broadcasting.
+
+    Attributes:
+        square: shape `(*B, N, T, S)` of the whole problem, of which this is a part.
+        query_positions: int `[*B or 1, 1, t, 1]`, the positions of the tile's queries.
+        key_positions: int `[*B or 1, 1, 1, s]`.
+        query_indices: int `[t]`, which of the T queries these are; None for all of them.
+        key_indices: int `[s]`, which of the S keys; None for all of them.
+    """
+
+    square: tuple[int, ...]
+    query_positions: Int[Array, "*b 1 t 1"]
+    key_positions: Int[Array, "*b 1 1 s"]
+    query_indices: Int[Array, " t"] | None = None
+    key_indices: Int[Array, " s"] | None = None
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The leading axes `*B`."""
+        return self.square[:-3]
+
+    def take(self, x: Array) -> Array:
+        """The tile's part of `x`, whose axes are those of the square or 1."""
+        if self.query_indices is not None and x.shape[-2] != 1:
+            x = jnp.take(x, self.query_indices, axis=-2)
+        if self.key_indices is not None and x.shape[-1] != 1:
+            x = jnp.take(x, self.key_indices, axis=-1)
+        return x
+
+    def full_rank(self, name: str, x: Array) -> Array:
+        """The tile's part of `x`, an array `[T, S]` or of full rank, broadcastable to `[*B, N, T, S]`.
+
+        Any other rank raises: `[B, T, S]` could as well mean heads.
+        """
+        checks.rank(name, x, {2, len(self.square)}, "[T, S] or broadcastable to [*B, N, T, S]")
+        if x.ndim == 2:
+            x = x.reshape((1,) * (len(self.square) - 2) + x.shape)
+        checks.broadcastable(name, x, self.square, "[*B, N, T, S]")
+        return self.take(x)
+
+    def per_item(self, name: str, x: Array) -> Array:
+        """`x`, a scalar or `[*B]`, as `[*B or 1, 1, 1, 1]`."""
+        if x.ndim:
+            checks.shape(name, x, self.batch, "[] or [*B]")
+        return self._align(x, (1, 1, 1))
+
+    def per_query(self, name: str, x: Array) -> Array:
+        """`x`, `[T]` or `[*B, T]`, as `[*B or 1, 1, t, 1]`."""
+        length = self.square[-2]
+        if x.shape != (length,):
+            checks.shape(name, x, (*self.batch, length), "[T] or [*B, T]")
+        return self.take(self._align(x, (1, length, 1), used=1))
+
+    def per_key(self, name: str, x: Array) -> Array:
+        """`x`, `[S]` or `[*B, S]`, as `[*B or 1, 1, 1, s]`."""
+        length = self.square[-1]
+        if x.shape != (length,):
+            checks.shape(name, x, (*self.batch, length), "[S] or [*B, S]")
+        return self.take(self._align(x, (1, 1, length), used=1))
+
+    def per_head(self, name: str, x: Array) -> Array:
+        """`x`, `[N]`, as `[1, ..., N, 1, 1]`."""
+        checks.shape(name, x, (self.square[-3],), "[N]")
+        return x.reshape((1,) * len(self.batch) + (-1, 1, 1))
+
+    def _align(self, x: Array, tail: tuple[int, ...], used: int = 0) -> Array:
+        lead = x.shape[: x.ndim - used]
+        return x.reshape((1,) * (len(self.batch) - len(lead)) + lead + tail)
+
+
+def whole(
+    square: tuple[int, ...],
+    query_positions: Int[Array, "*b t"],
+    key_positions: Int[Array, "*b s"],
+    *,
+    query_indices: Int[Array, " r"] | None = None,
+) -> Tile:
+    """The tile that covers the square, or the rows `query_indices` of it.
+
+    Args:
+        square: `(*B, N, T, S)`.
+        query_positions: int `[T]` or `[*B, T]`, for every query of the square.
+        key_positions: int `[S]` or `[*B, S]`.
+        query_indices: int `[R]`, the rows to keep; None keeps all.
+
+    Raises:
+        ValueError: positions of another shape.
+    """
+    bare = Tile(square, query_positions, key_positions, query_indices)
+    return dataclasses.replace(
+        bare,
+        query_positions=bare.per_query("query_positions", query_positions),
+        key_positions=bare.per_key("key_positions", key_positions),
+    )
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Lazy:
+    """Base of masks and biases: makes each subclass a frozen dataclass and a pytree.
+
+    A field that holds a number, a string, a tuple or None is static; anything else is a child.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
+        jax.tree_util.register_pytree_with_keys(
+            cls, _flatten_with_keys, lambda static, children: _build(cls, static, children)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        mine, my_structure = jax.tree_util.tree_flatten(self)
+        theirs, their_structure = jax.tree_util.tree_flatten(other)
+        return my_structure == their_structure and all(a is b for a, b in zip(mine, theirs, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(jax.tree_util.tree_structure(self))
+
+
+def _fields(lazy: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(lazy, field.name)) for field in dataclasses.fields(lazy)]
+
+
+def _flatten_with_keys(lazy: Lazy) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, bool, Any], ...]]:
+    children, static = [], []
+    for name, value in _fields(lazy):
+        is_static = isinstance(value, _STATIC)
+        static.append((name, is_static, value if is_static else None))
+        if not is_static:
+            children.append((jax.tree_util.GetAttrKey(name), value))
+    return children, tuple(static)
+
+
+def _build(cls: type[Lazy], static: tuple[tuple[str, bool, Any], ...], children: Any) -> Lazy:
+    # Past the constructor and its checks: JAX also unflattens with placeholders in place of arrays.
+    lazy, rest = object.__new__(cls), iter(children)
+    for name, is_static, value in static:
+        object.__setattr__(lazy, name, value if is_static else next(rest))
+    return lazy

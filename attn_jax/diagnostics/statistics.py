@@ -1,0 +1,216 @@
+"""Statistics of each row of attention weights: how sharp it is, where it looks, how large its logits are."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+
+from attn_jax import biases, checks, masks
+from attn_jax.exact import dense
+from attn_jax.exact.arguments import AttentionOptions, Problem, prepare
+from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
+
+_Rows = Float[Array, "*b t n"] | None
+_Counts = Int[Array, "*b t n"] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AttentionStatistics:
+    """Statistics per query row and head, `[*B, T, N]` (`[*B, R, N]` for chosen rows); None where not asked for.
+
+    s are the final logits (scale, bias and soft cap applied), p the weights over the visible keys: before dropout and
+    renormalised without the sink. In a row that sees nothing, the log-sum-exp and `max_logit` are `-inf`,
+    `argmax_key` is -1, the sink (if there is one) has share 1, and all else is 0.
+
+    Attributes:
+        logsumexp: ln Σ exp s, nats.
+        entropy: -Σ p ln p, nats.
+        normalized_entropy: entropy / ln(visible keys), in [0, 1]; 1 where one key is visible.
+        max_logit: max s, signed.
+        max_abs_logit: max |s|.
+        max_weight: max p.
+        argmax_key: index of the first key with the largest logit.
+        sum_p2: Σ p²; its inverse is the participation, its complement the trace of the softmax Jacobian.
+        tail_p2, tail_p3: Σ p² and Σ p³ over the keys other than `argmax_key`, for the Jacobian's norm.
+        logit_mean, logit_variance: of s over the visible keys (divided by their number).
+        mean_distance: Σ p |q - k| in positions.
+        first_key_mass: p of the key at position 0.
+        diagonal_mass: p of the key at the query's own position.
+        sink_share: the share of the sink in the denominator; 0 without sinks.
+        visible_keys: how many keys the row sees.
+    """
+
+    logsumexp: _Rows = None
+    entropy: _Rows = None
+    normalized_entropy: _Rows = None
+    max_logit: _Rows = None
+    max_abs_logit: _Rows = None
+    max_weight: _Rows = None
+    argmax_key: _Counts = None
+    sum_p2: _Rows = None
+    tail_p2: _Rows = None
+    tail_p3: _Rows = None
+    logit_mean: _Rows = None
+    logit_variance: _Rows = None
+    mean_distance: _Rows = None
+    first_key_mass: _Rows = None
+    diagonal_mass: _Rows = None
+    sink_share: _Rows = None
+    visible_keys: _Counts = None
+
+
+ALL = tuple(field.name for field in dataclasses.fields(AttentionStatistics))
+DEFAULT = ("logsumexp", "entropy", "normalized_entropy", "max_logit", "max_weight", "sum_p2", "visible_keys")
+
+
+def attention_statistics(
+    query: ArrayLike,
+    key: ArrayLike,
+    bias: biases.Bias | ArrayLike | None = None,
+    mask: masks.Mask | ArrayLike | None = None,
+    *,
+    statistics: Sequence[str] = DEFAULT,
+    rows: ArrayLike | None = None,
+    **options: Unpack[AttentionOptions],
+) -> AttentionStatistics:
+    """Statistics of the weights by which `dot_product_attention` would fetch.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`.
+        bias, mask, options: as for `attn_jax.dot_product_attention`.
+        statistics: names of fields of `AttentionStatistics`; `ALL` for every one.
+        rows: int `[R]`, the queries to measure; None for all.
+
+    Returns:
+        The fields asked for, `[*B, T, N]` (`[*B, R, N]`), at least float32; entropy and log-sum-exp are differentiable.
+
+    Raises:
+        ValueError: an unknown statistic, a row that is not there, or as `dot_product_attention`.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.zeros((4, 1, 8))
+    >>> attention_statistics(x, x, is_causal=True).normalized_entropy[:, 0].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    names = _names(statistics)
+    problem = prepare(query, key, None, bias, mask, rows=rows, **options)
+    return _measure(problem, dense.compute_logits(problem), names)
+
+
+def attention_with_statistics(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: biases.Bias | ArrayLike | None = None,
+    mask: masks.Mask | ArrayLike | None = None,
+    *,
+    statistics: Sequence[str] = DEFAULT,
+    rows: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: ArrayLike | None = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Float[Array, "*b t n v"], AttentionStatistics]:
+    """The output of `dot_product_attention` and the statistics of its weights, in one pass.
+
+    Args:
+        query, key, value, ...: as for `attn_jax.dot_product_attention`.
+        statistics, rows: as for `attention_statistics`; the output is of every row all the same.
+
+    Returns:
+        The output `[*B, T, N, V]`, and the statistics.
+
+    Raises:
+        ValueError, TypeError: as `attention_statistics`.
+    """
+    names = _names(statistics)
+    if value is None:
+        raise TypeError("value must be an array, got None")
+    problem = prepare(query, key, value, bias, mask, dropout_rate=dropout_rate, dropout_rng=dropout_rng, **options)
+    logits = dense.compute_logits(problem)
+    output = dense.fetch(problem, dense.softmax(problem, logits), logits)
+    if rows is None:
+        return output, _measure(problem, logits, names)
+    return output, attention_statistics(query, key, bias, mask, statistics=names, rows=rows, **options)
+
+
+def _names(statistics: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(statistics, str):
+        raise TypeError(f"statistics must be a sequence of names, got the string {statistics!r}")
+    for name in statistics:
+        checks.one_of("statistics", name, ALL)
+    return tuple(statistics)
+
+
+def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> AttentionStatistics:
+    """The fields `names`. What they share is written once; what nobody asks for is not computed under `jit`."""
+    values, visible = logits
+    exponentials, total, shift, empty = dense.exponentiate(logits)
+    logsumexp = jnp.log(total) + shift
+    count = jnp.asarray(values.shape[-1]) if visible is None else _count(visible, values.shape)
+    count = jnp.broadcast_to(count, values.shape[:-1])
+
+    def over_visible(x: Array) -> Array:
+        return x if visible is None else jnp.where(visible, x, 0)
+
+    def mean(x: Array) -> Array:
+        return over_visible(x).sum(axis=-1) / jnp.maximum(count, 1)
+
+    def expectation(x: Array) -> Array:
+        return (exponentials * x).sum(axis=-1) / total.squeeze(-1)
+
+    def entropy() -> Array:
+        return (jnp.log(total).squeeze(-1) - expectation(values - shift)) * ~empty.squeeze(-1)
+
+    def normalized_entropy() -> Array:
+        most = jnp.log(jnp.maximum(count, 2).astype(values.dtype))
+        return jnp.where(count > 1, entropy() / most, (count == 1).astype(values.dtype))
+
+    def largest(x: Array, least: float) -> Array:
+        return (x if visible is None else jnp.where(visible, x, least)).max(axis=-1, initial=least)
+
+    def argmax_key() -> Array:
+        shown = values if visible is None else jnp.where(visible, values, -jnp.inf)
+        if values.shape[-1] == 0:
+            return jnp.full(values.shape[:-1], -1)
+        return jnp.where(empty.squeeze(-1), -1, jnp.argmax(shown, axis=-1))
+
+    def tail(power: int) -> Array:
+        others = jnp.arange(values.shape[-1]).reshape((1,) * (values.ndim - 1) + (-1,)) != argmax_key()[..., None]
+        return jnp.where(others, (exponentials / total) ** power, 0).sum(axis=-1)
+
+    def logit_variance() -> Array:
+        return mean((values - mean(values)[..., None]) ** 2)
+
+    def sink_share() -> Array:
+        share = dense.softmax(problem, logits).sink_share
+        return jnp.zeros(values.shape[:-1], values.dtype) if share is None else share
+
+    queries, keys = problem.tile.query_positions, problem.tile.key_positions
+    measures = {
+        "logsumexp": lambda: jnp.where(empty, -jnp.inf, logsumexp).squeeze(-1),
+        "entropy": entropy,
+        "normalized_entropy": normalized_entropy,
+        "max_logit": lambda: largest(values, -jnp.inf),
+        "max_abs_logit": lambda: largest(jnp.abs(values), 0.0),
+        "max_weight": lambda: largest(exponentials, 0.0) / total.squeeze(-1),
+        "argmax_key": argmax_key,
+        "sum_p2": lambda: ((exponentials / total) ** 2).sum(axis=-1),
+        "tail_p2": lambda: tail(2),
+        "tail_p3": lambda: tail(3),
+        "logit_mean": lambda: mean(values),
+        "logit_variance": logit_variance,
+        "mean_distance": lambda: expectation(jnp.abs(queries - keys).astype(values.dtype)),
+        "first_key_mass": lambda: expectation((keys == 0).astype(values.dtype)),
+        "diagonal_mass": lambda: expectation((keys == queries).astype(values.dtype)),
+        "sink_share": sink_share,
+        "visible_keys": lambda: count,
+    }
+    return AttentionStatistics(**{name: jnp.swapaxes(measures[name](), -1, -2) for name in names})
+
+
+def _count(visible: Bool[Array, "*b n t s"], shape: tuple[int, ...]) -> Int[Array, "*b n t"]:
+    return jnp.broadcast_to(visible, (*visible.shape[:-1], shape[-1])).sum(axis=-1)

@@ -1,0 +1,290 @@
+"""The one entry to exact softmax attention, and the choice of who computes it.
+
+Every implementation has one semantics. One that cannot honour an argument says so and names those that can; nothing
+falls back in silence.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal, Unpack, cast, overload
+
+import jax
+import jax.numpy as jnp
+
+from attn_jax import biases, checks, masks
+from attn_jax.exact import dense
+from attn_jax.exact.arguments import AttentionOptions, Problem, prepare
+from attn_jax.typing import Array, ArrayLike, Float
+
+Mask = masks.Mask | ArrayLike | None
+Bias = biases.Bias | ArrayLike | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which implementation runs, why, and why each other one could not.
+
+    Attributes:
+        implementation: its name, as `dot_product_attention` takes it.
+        reason: why this one.
+        refused: per implementation that cannot do the problem, what stands in its way.
+    """
+
+    implementation: str
+    reason: str
+    refused: dict[str, str]
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: Bias = None, mask: Mask = None, *,
+    dropout_rate: float = 0.0, dropout_rng: ArrayLike | None = None, implementation: str | None = None,
+    return_residual: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> Array: ...  # fmt: skip
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: Bias = None, mask: Mask = None, *,
+    dropout_rate: float = 0.0, dropout_rng: ArrayLike | None = None, implementation: str | None = None,
+    return_residual: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[Array, Array]: ...  # fmt: skip
+
+
+def dot_product_attention(
+    query: Float[ArrayLike, "*b t n h"],
+    key: Float[ArrayLike, "*b s k h"],
+    value: Float[ArrayLike, "*b s k v"],
+    bias: Bias = None,
+    mask: Mask = None,
+    *,
+    scale: float | ArrayLike | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_offset: int | ArrayLike = 0,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+    logits_soft_cap: float | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: ArrayLike | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Softmax attention: each query fetches the values of the keys that it matches.
+
+        output = softmax(cap(scale · q·k + bias), over the keys the mask allows) · value
+
+    A superset of `jax.nn.dot_product_attention`. Masks, `is_causal`, windows and lengths combine by AND. A query
+    that sees nothing gets output 0. A key that nobody may see reaches neither outputs nor gradients, whatever it
+    holds. Logits, softmax and sums are at least float32.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`; query head n reads key/value head `n // (N // K)`.
+        value: `[*B, S, K, V]`.
+        bias: added to the scaled logits: `[T, S]`, or of full rank and broadcastable to `[*B, N, T, S]`, or one of
+            `attn_jax.biases`. `-inf` means masked.
+        mask: True = may attend: boolean, shaped like a bias, or one of `attn_jax.masks`.
+        scale: a number, or one per head `[N]`; None for `1/sqrt(H)`.
+        is_causal: no key behind the query's position.
+        query_seq_lengths: int `[*B]`; queries past it give 0.
+        key_value_seq_lengths: int `[*B]`; keys past it are not seen.
+        local_window_size: `(left, right)`, both ends included; an int is both.
+        query_offset: int, or int `[*B]`: query i sits at position `query_offset + i`.
+        query_positions: int `[T]` or `[*B, T]`, instead of an offset; -1 is an empty slot.
+        key_positions: int `[S]` or `[*B, S]`; None for 0..S-1; -1 is an empty slot.
+        logits_soft_cap: c in `c · tanh(x / c)`, positive and finite.
+        sinks: `[N]`, per query head a logit that joins the denominator and fetches nothing.
+        dropout_rate: of weights, in [0, 1); kept ones are divided by `1 - rate`.
+        dropout_rng: the key of dropout, needed where the rate is positive.
+        precision: of the two matrix products, as in `jax.lax.dot_general`.
+        implementation: "dense", "xla", "cudnn", or None to choose (see `choose_implementation`).
+        return_residual: also return the log-sum-exp of the logits.
+
+    Returns:
+        `[*B, T, N, V]` in the query's dtype; with `return_residual` also the log-sum-exp `[*B, T, N]`: natural
+        logarithm, without the sink, at least float32, differentiable, `-inf` where nothing is seen.
+
+    Raises:
+        ValueError: a wrong shape or value, or an argument that the implementation asked for cannot honour.
+        TypeError: a wrong type or dtype.
+
+    Reference: Vaswani et al. 2017, equation 1; grouped queries: Ainslie et al. 2023; soft cap: Gemma Team 2024.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.ones((2, 5, 4, 8))
+    >>> dot_product_attention(x, x[..., :2, :], x[..., :2, :], is_causal=True).shape
+    (2, 5, 4, 8)
+    """
+    problem = prepare(
+        query, key, _required("value", value), bias, mask,
+        scale=scale, is_causal=is_causal, query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths, local_window_size=local_window_size, query_offset=query_offset,
+        query_positions=query_positions, key_positions=key_positions, logits_soft_cap=logits_soft_cap, sinks=sinks,
+        dropout_rate=dropout_rate, dropout_rng=dropout_rng, precision=precision,
+    )  # fmt: skip
+    choice = _choose(problem, implementation, checks.boolean("return_residual", return_residual))
+    output, logsumexp = IMPLEMENTATIONS[choice.implementation].run(problem)
+    if not return_residual:
+        return output
+    assert logsumexp is not None  # those that have none have refused
+    return output, logsumexp
+
+
+def choose_implementation(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: Bias = None,
+    mask: Mask = None,
+    *,
+    dropout_rate: float = 0.0,
+    dropout_rng: ArrayLike | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Choice:
+    """Which implementation `dot_product_attention` would run for these arguments, why, and why not the others.
+
+    None chooses "dense", on every platform: it is the one that honours every argument. "xla" and "cudnn" hand over
+    to `jax.nn` and run only when asked for.
+
+    Args:
+        query, key, value, ...: as for `dot_product_attention`.
+
+    Raises:
+        ValueError: also where the implementation asked for cannot do the problem.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.ones((1, 4, 2, 8))
+    >>> choose_implementation(x, x, x, logits_soft_cap=30.0).refused["xla"]
+    'it does not take logits_soft_cap'
+    """
+    problem = prepare(
+        query, key, _required("value", value), bias, mask,
+        dropout_rate=dropout_rate, dropout_rng=dropout_rng, **options,
+    )  # fmt: skip
+    return _choose(problem, implementation, return_residual)
+
+
+def attention_weights(
+    query: ArrayLike,
+    key: ArrayLike,
+    bias: Bias = None,
+    mask: Mask = None,
+    **options: Unpack[AttentionOptions],
+) -> Float[Array, "*b n t s"]:
+    """The weights by which `dot_product_attention` would fetch, before dropout.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`.
+        bias, mask, ...: as for `dot_product_attention`.
+
+    Returns:
+        `[*B, N, T, S]`, at least float32. A row sums to 1, to `1 - sink share` with sinks, to 0 where nothing is seen.
+
+    Raises:
+        ValueError, TypeError: as `dot_product_attention`.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.zeros((3, 1, 4))
+    >>> attention_weights(x, x, is_causal=True)[0, 1].tolist()
+    [0.5, 0.5, 0.0]
+    """
+    problem = prepare(query, key, None, bias, mask, **options)
+    return dense.softmax(problem, dense.compute_logits(problem)).weights
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runner:
+    """How to run an implementation, and what it says when it cannot: `refuse` returns the reason, or None."""
+
+    run: Callable[[Problem], tuple[Array, Array | None]]
+    refuse: Callable[[Problem, bool], str | None]
+
+
+def _choose(problem: Problem, implementation: str | None, return_residual: bool) -> Choice:
+    checks.one_of("implementation", implementation, [*IMPLEMENTATIONS, None])
+    refusals = {name: runner.refuse(problem, return_residual) for name, runner in IMPLEMENTATIONS.items()}
+    refused = {name: reason for name, reason in refusals.items() if reason is not None}
+    if implementation is None:
+        return Choice("dense", "the default on every platform: it honours every argument", refused)
+    if implementation in refused:
+        able = ", ".join(repr(name) for name in IMPLEMENTATIONS if name not in refused)
+        raise ValueError(f"implementation={implementation!r} cannot do this: {refused[implementation]}; {able} can")
+    return Choice(implementation, "asked for", refused)
+
+
+def _jax_nn(name: Literal["xla", "cudnn"]) -> Callable[[Problem], tuple[Array, None]]:
+    def run(problem: Problem) -> tuple[Array, None]:
+        assert problem.value is not None
+        query, key, value = (
+            x.reshape(-1, *x.shape[-3:]) for x in (problem.query, problem.key, problem.value)
+        )  # jax.nn takes one batch axis
+        output = jax.nn.dot_product_attention(
+            query, key, value,
+            scale=cast(float, problem.scale),  # a scalar array serves as well
+            is_causal=problem.is_causal, local_window_size=problem.window, implementation=name,
+        )  # fmt: skip
+        return output.reshape(problem.query.shape[:-1] + value.shape[-1:]), None
+
+    return run
+
+
+def _refuse_xla(problem: Problem, return_residual: bool) -> str | None:
+    """Why the problem is not provably the same in `jax.nn`, which takes it as it is if None."""
+    assert problem.value is not None
+    foreign = sorted(problem.given - {"is_causal", "local_window_size"})
+    if foreign:
+        return f"it does not take {', '.join(foreign)}"
+    if return_residual:
+        return "its residual has no gradient"
+    if jnp.ndim(problem.scale):
+        return "it takes one scale for all heads"
+    if problem.query.shape[-1] != problem.value.shape[-1]:
+        return f"it needs V = H, got V = {problem.value.shape[-1]} and H = {problem.query.shape[-1]}"
+    if problem.query.dtype == jnp.float64:
+        return "its softmax is float32 for float64 inputs"
+    if 0 in problem.query.shape + problem.key.shape:
+        return "it does not take arrays without entries"
+    *_, query_length, key_length = problem.tile.square
+    left, right = problem.window or (math.inf, math.inf)
+    right = 0 if problem.is_causal else right
+    if query_length - 1 - left > key_length - 1:
+        return "a query would see nothing, where it gives the mean of the values"
+    if query_length - 1 + right < key_length - 1:
+        return "a key that no query sees would reach the output if it held NaN"
+    return None
+
+
+def _refuse_cudnn(problem: Problem, return_residual: bool) -> str | None:
+    reason = _refuse_xla(problem, return_residual)
+    if reason is not None:
+        return reason
+    if problem.query.dtype not in (jnp.float16, jnp.bfloat16):
+        return f"it takes float16 and bfloat16, got {problem.query.dtype}"
+    if problem.window is not None and not problem.is_causal:
+        return "its window has no right end without is_causal"
+    *_, query_length, key_length = problem.tile.square
+    if problem.is_causal and query_length != key_length:
+        return f"its causal mask is aligned with ours only where T = S, got {query_length} and {key_length}"
+    return None
+
+
+IMPLEMENTATIONS = {
+    "dense": _Runner(dense.attention, lambda problem, return_residual: None),
+    "xla": _Runner(_jax_nn("xla"), _refuse_xla),
+    "cudnn": _Runner(_jax_nn("cudnn"), _refuse_cudnn),
+}
+
+
+def _required(name: str, x: ArrayLike) -> ArrayLike:
+    if x is None:
+        raise TypeError(f"{name} must be an array, got None")
+    return x

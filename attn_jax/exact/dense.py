@@ -1,0 +1,145 @@
+"""Softmax attention written out: every link visible, the whole `[*B, N, T, S]` square in memory.
+
+    logits  = cap · tanh((scale · q·k + bias) / cap)
+    weights = softmax(logits) over the keys that the mask allows
+    output  = weights · value
+
+This is the reference that the other implementations are compared with, and what the diagnostics measure. Rows that
+see nothing get weights 0 and log-sum-exp `-inf`; entries that nobody may see reach neither outputs nor gradients.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attn_jax.exact.arguments import Problem
+from attn_jax.exact.dropout import apply_dropout
+from attn_jax.typing import Array, Bool, Float
+
+
+class Logits(NamedTuple):
+    """Final logits and who may see whom.
+
+    Attributes:
+        values: `[*B, N, T, S]`, 0 where not visible.
+        visible: boolean, broadcastable to the values; None: all are.
+    """
+
+    values: Float[Array, "*b n t s"]
+    visible: Bool[Array, "*b n t s"] | None
+
+
+class Exponentials(NamedTuple):
+    """`exp(logits - shift)` `[*B, N, T, S]`, 0 where not visible; per row `[*B, N, T, 1]` its sum (1 if the row is
+    empty), the shift, and whether the row is empty."""
+
+    values: Float[Array, "*b n t s"]
+    total: Float[Array, "*b n t 1"]
+    shift: Float[Array, "*b n t 1"]
+    empty: Bool[Array, "*b n t 1"]
+
+
+class Softmax(NamedTuple):
+    """Weights `[*B, N, T, S]` and, per row `[*B, N, T]`, the log-sum-exp and the share of the sink (None without)."""
+
+    weights: Float[Array, "*b n t s"]
+    logsumexp: Float[Array, "*b n t"]
+    sink_share: Float[Array, "*b n t"] | None
+
+
+def attention(problem: Problem) -> tuple[Float[Array, "*b t n v"], Float[Array, "*b t n"]]:
+    """The output and the log-sum-exp of a problem."""
+    logits = compute_logits(problem)
+    softmaxed = softmax(problem, logits)
+    return fetch(problem, softmaxed, logits), jnp.swapaxes(softmaxed.logsumexp, -1, -2)
+
+
+def compute_logits(problem: Problem) -> Logits:
+    """Match: scale, bias and soft cap, in this order."""
+    dtype, tile = problem.accumulation_dtype, problem.tile
+    visible = None if problem.mask is None else problem.mask.evaluate(tile)
+    bias = None if problem.bias is None else problem.bias.evaluate(tile, dtype)
+    if bias is not None:  # decided before the cap, which would make an ordinary number of -inf
+        finite = ~jnp.isneginf(bias)
+        visible = finite if visible is None else visible & finite
+
+    query, key = problem.query.astype(dtype), problem.key.astype(dtype)
+    if visible is not None:
+        query = jnp.where(_seeing_queries(visible), query, 0)
+        key = jnp.where(_seen_keys(visible, problem.num_kv_heads), key, 0)
+    logits = _match(query * _per_head(problem.scale, query), key, problem.precision)
+    if bias is not None:
+        logits = logits + bias
+    if visible is not None:  # before the cap, so that what stands behind the mask has no gradient through it
+        logits = jnp.where(visible, logits, 0)
+    if problem.logits_soft_cap is not None:
+        logits = problem.logits_soft_cap * jnp.tanh(logits / problem.logits_soft_cap)
+    return Logits(logits, visible)
+
+
+def exponentiate(logits: Logits) -> Exponentials:
+    """The numerators and the denominator of the softmax, shifted by the largest visible logit of the row."""
+    values, visible = logits
+    if visible is not None:
+        values = jnp.where(visible, values, -jnp.inf)
+    maximum = jax.lax.stop_gradient(values.max(axis=-1, keepdims=True, initial=-jnp.inf))
+    shift = jnp.where(jnp.isneginf(maximum), 0, maximum)
+    # exp(-inf) = 0 with derivative 0: no second `where` is needed for a clean gradient.
+    exponentials = jnp.exp(values - shift)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    return Exponentials(exponentials, jnp.where(total == 0, 1, total), shift, total == 0)
+
+
+def softmax(problem: Problem, logits: Logits) -> Softmax:
+    """Route: softmax over the visible keys, and the sink if there is one."""
+    exponentials, total, shift, empty = exponentiate(logits)
+    logsumexp = jnp.log(total) + shift
+    factor, share = 1 / total, None
+    if problem.sinks is not None:
+        # The keys share what the sink leaves: e^lse / (e^lse + e^sink).
+        sink = problem.tile.per_head("sinks", problem.sinks.astype(total.dtype))
+        factor = factor * jax.nn.sigmoid(logsumexp - sink)
+        share = jnp.where(empty, 1, jax.nn.sigmoid(sink - logsumexp)).squeeze(-1)
+    logsumexp = jnp.where(empty, -jnp.inf, logsumexp).squeeze(-1)
+    return Softmax(exponentials * factor, logsumexp, share)
+
+
+def fetch(problem: Problem, softmaxed: Softmax, logits: Logits) -> Float[Array, "*b t n v"]:
+    """Fetch: the values by their weights, after dropout, in the query's dtype."""
+    assert problem.value is not None
+    value, weights = problem.value.astype(problem.accumulation_dtype), softmaxed.weights
+    if logits.visible is not None:
+        value = jnp.where(_seen_keys(logits.visible, problem.num_kv_heads), value, 0)
+    if problem.dropout is not None:
+        weights = apply_dropout(problem.dropout, weights, problem.tile)
+    *batch, num_heads, query_length, key_length = weights.shape
+    grouped = weights.reshape(*batch, problem.num_kv_heads, -1, query_length, key_length)
+    output = jnp.einsum("...kgts,...skv->...tkgv", grouped, value, precision=problem.precision)
+    return output.reshape(*batch, query_length, num_heads, value.shape[-1]).astype(problem.query.dtype)
+
+
+def _match(query: Array, key: Array, precision: jax.lax.PrecisionLike) -> Float[Array, "*b n t s"]:
+    """q·k of every query head n with the key head n // G, without repeating keys."""
+    *batch, query_length, num_heads, width = query.shape
+    grouped = query.reshape(*batch, query_length, key.shape[-2], -1, width)
+    products = jnp.einsum("...tkgh,...skh->...kgts", grouped, key, precision=precision)
+    return products.reshape(*batch, num_heads, query_length, key.shape[-3])
+
+
+def _per_head(scale: float | Array, query: Array) -> Array:
+    scale = jnp.asarray(scale, query.dtype)
+    return scale if scale.ndim == 0 else scale.reshape((1,) * (query.ndim - 2) + (-1, 1))
+
+
+def _seeing_queries(visible: Bool[Array, "*b n t s"]) -> Bool[Array, "*b t n 1"]:
+    """Queries that see at least one key."""
+    return jnp.swapaxes(visible.any(axis=-1), -1, -2)[..., None]
+
+
+def _seen_keys(visible: Bool[Array, "*b n t s"], num_kv_heads: int) -> Bool[Array, "*b s k 1"]:
+    """Keys that at least one query of their group sees."""
+    seen = visible.any(axis=-2)
+    if seen.shape[-2] != 1:
+        seen = seen.reshape(*seen.shape[:-2], num_kv_heads, -1, seen.shape[-1]).any(axis=-2)
+    return jnp.swapaxes(seen, -1, -2)[..., None]

@@ -1,0 +1,44 @@
+"""Dropout of attention weights that does not depend on how the square is tiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_jax.exact.arguments import Dropout
+from attn_jax.hashing import combine
+from attn_jax.lazy import Tile
+from attn_jax.typing import Array, Bool
+
+
+def keep_mask(dropout: Dropout, tile: Tile) -> Bool[Array, "*b n t s"]:
+    """Which weights of the tile are kept.
+
+    The bit of an entry is a hash of the key and of its indices (batch item, head, query, key). Under `vmap` the
+    mapped axis has no index: map the key as well.
+    """
+    *batch, num_heads, query_length, key_length = tile.square
+    first, second = _words(dropout.key)
+    rows = jnp.arange(query_length) if tile.query_indices is None else tile.query_indices
+    columns = jnp.arange(key_length) if tile.key_indices is None else tile.key_indices
+    matrices = jnp.arange(int(np.prod(batch, dtype=int)) * num_heads).reshape(*batch, num_heads, 1, 1)
+    pad = (1,) * (len(batch) + 1)
+    row_bits = combine(first, matrices, rows.reshape(*pad, -1, 1))
+    column_bits = combine(second, columns.reshape(*pad, 1, -1))
+    # A bit costs one hash: the words of its row and of its column, stirred together.
+    bits = combine(row_bits, column_bits)
+    return bits >= jnp.uint32(round(dropout.rate * 2**32))
+
+
+def apply_dropout(dropout: Dropout, weights: Array, tile: Tile) -> Array:
+    """Weights `p / (1 - rate)` where kept, else 0."""
+    return jnp.where(keep_mask(dropout, tile), weights / (1.0 - dropout.rate), 0.0)
+
+
+def _words(key: Array) -> tuple[Array, Array]:
+    words = jax.random.key_data(key).astype(jnp.uint32)
+    # Keys of other generators have four words: fold them into two.
+    folded = words.reshape(-1, 2)
+    first, second = folded[0, 0], folded[0, 1]
+    for pair in folded[1:]:
+        first, second = combine(first, pair[0]), combine(second, pair[1])
+    return first, second

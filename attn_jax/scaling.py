@@ -1,0 +1,190 @@
+"""The scale: what keeps the logits of a wide head from saturating the softmax.
+
+For independent components of unit variance `Var(q·k) = H`, so `1/√H` restores variance 1. The alternatives act on
+the dot product (another factor, a learned temperature), on its inputs (QK-norm) or on its result (a soft cap).
+"""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+
+from attn_jax import checks
+from attn_jax.typing import Array, ArrayLike, Float
+
+_RULES = ("inverse_sqrt", "none", "inverse", "inverse_sqrt_model", "half_inverse_sqrt", "half_inverse")
+
+
+def scale_factor(rule: str | float, head_width: int, model_width: int | None = None) -> float:
+    """The number that multiplies q·k, by name.
+
+    | rule | factor |
+    |---|---|
+    | `"inverse_sqrt"` | 1/√H, the usual one |
+    | `"none"` | 1 |
+    | `"inverse"` | 1/H, as in muP |
+    | `"inverse_sqrt_model"` | 1/√D |
+    | `"half_inverse_sqrt"` | 1/(2√H) |
+    | `"half_inverse"` | 1/(2H) |
+    | a finite number | itself |
+
+    Args:
+      rule: one of the above.
+      head_width: H.
+      model_width: D, needed by `"inverse_sqrt_model"`.
+
+    Returns:
+      The factor.
+
+    Raises:
+      TypeError: a width is not an integer.
+      ValueError: an unknown rule, a number that is not finite, a width below 1, or D missing where it is needed.
+
+    Reference: Vaswani et al. 2017, section 3.2.1; 1/H: Yang et al. 2022 (muP), definition 4.1.
+    """
+    head_width = checks.positive_int("head_width", head_width)
+    if model_width is not None:
+        model_width = checks.positive_int("model_width", model_width)
+    if not isinstance(rule, str):
+        return checks.finite_number("rule", rule)
+    checks.one_of("rule", rule, _RULES)
+    if rule == "inverse_sqrt_model":
+        if model_width is None:
+            raise ValueError("model_width must be given for rule 'inverse_sqrt_model', got None")
+        return 1.0 / math.sqrt(model_width)
+    return {
+        "inverse_sqrt": 1.0 / math.sqrt(head_width),
+        "none": 1.0,
+        "inverse": 1.0 / head_width,
+        "half_inverse_sqrt": 0.5 / math.sqrt(head_width),
+        "half_inverse": 0.5 / head_width,
+    }[rule]
+
+
+def temperature(
+    query: Float[ArrayLike, "*b t n h"], log_temperature: Float[ArrayLike, " n"]
+) -> Float[Array, "*b t n h"]:
+    """A learned temperature per head: `query / exp(log_temperature)`, so that the logits are divided by it.
+
+    Args:
+      query: `[*B, T, N, H]`.
+      log_temperature: `[N]`; 0 leaves the logits alone, larger is softer, and the temperature stays positive.
+
+    Returns:
+      `[*B, T, N, H]` in the query's dtype.
+
+    Raises:
+      TypeError: an argument is not a floating array.
+      ValueError: `log_temperature` is not of shape `[N]`.
+    """
+    query = checks.floating_array("query", query)
+    log_temperature = checks.floating_array("log_temperature", log_temperature)
+    checks.minimum_rank("query", query, 3, "[*B, T, N, H]")
+    checks.shape("log_temperature", log_temperature, query.shape[-2:-1], "[N]")
+    wide = _wide(query)
+    factor = jnp.exp(-log_temperature.astype(wide))
+    return (query.astype(wide) * factor.reshape((1,) * (query.ndim - 2) + (-1, 1))).astype(query.dtype)
+
+
+def rms_norm(
+    x: Float[ArrayLike, "*b t n h"], weight: Float[ArrayLike, " h"] | None = None, *, epsilon: float = 1e-6
+) -> Float[Array, "*b t n h"]:
+    """Root-mean-square norm, as QK-norm over each head: `x / √(mean(x²) + ε) · weight`.
+
+    A weight of `N*H` entries says that the norm runs over all heads at once, as some checkpoints were trained; for
+    keys that is `K*H`, their own width.
+
+    Args:
+      x: `[*B, T, N, H]`.
+      weight: `[H]`, or `[N*H]` for one norm over all heads, or None for no weight.
+      epsilon: ε, not negative. A zero vector stays zero, with finite gradients, for ε = 0 too.
+
+    Returns:
+      The shape and dtype of x, computed in float32 or better.
+
+    Raises:
+      TypeError: an argument is not a floating array.
+      ValueError: the weight has neither H nor N*H entries, or ε is negative.
+
+    Reference: Zhang & Sennrich 2019, equation 4; on queries and keys: Henry et al. 2020, Dehghani et al. 2023.
+    """
+    x = checks.floating_array("x", x)
+    checks.minimum_rank("x", x, 2, "[*B, T, N, H]")
+    axes: tuple[int, ...] = (-1,)
+    if weight is not None:
+        weight = checks.floating_array("weight", weight)
+        if weight.shape == (x.shape[-2] * x.shape[-1],) and x.shape[-2] > 1:
+            axes = (-2, -1)
+        elif weight.shape != x.shape[-1:]:
+            raise ValueError(
+                f"weight must have shape [H] = ({x.shape[-1]},) or [N*H] = ({x.shape[-2] * x.shape[-1]},) "
+                f"for x {x.shape}, got {weight.shape}"
+            )
+    wide = x.astype(_wide(x))
+    y = wide * _inverse_root(jnp.mean(jnp.square(wide), axis=axes, keepdims=True), epsilon)
+    if weight is not None:
+        normed_axes = x.shape[-len(axes) :]
+        y = y * weight.astype(wide.dtype).reshape((1,) * (x.ndim - len(axes)) + normed_axes)
+    return y.astype(x.dtype)
+
+
+def l2_norm(x: Float[ArrayLike, "*b t n h"], *, epsilon: float = 1e-6) -> Float[Array, "*b t n h"]:
+    """Unit length over the last axis, so that q·k is a cosine: `x / √(Σ x² + ε)`.
+
+    Args:
+      x: `[*B, T, N, H]`.
+      epsilon: ε, not negative. A zero vector stays zero, with finite gradients, for ε = 0 too.
+
+    Returns:
+      The shape and dtype of x, computed in float32 or better.
+
+    Raises:
+      TypeError: x is not a floating array.
+      ValueError: ε is negative.
+
+    Reference: Henry et al. 2020 (query-key normalization).
+    """
+    x = checks.floating_array("x", x)
+    checks.minimum_rank("x", x, 1, "[*B, T, N, H]")
+    wide = x.astype(_wide(x))
+    return (wide * _inverse_root(jnp.sum(jnp.square(wide), axis=-1, keepdims=True), epsilon)).astype(x.dtype)
+
+
+def soft_cap(logits: Float[ArrayLike, "*s"], cap: float | None) -> Float[Array, "*s"]:
+    """Bounds the logits smoothly: `cap · tanh(logits / cap)`, near the identity far below the cap.
+
+    It comes before the mask: a capped `-inf` would be `-cap`, and a masked key would keep weight.
+
+    Args:
+      logits: any shape.
+      cap: positive and finite; None leaves the logits as they are.
+
+    Returns:
+      The shape and dtype of the logits, computed in float32 or better.
+
+    Raises:
+      TypeError: the logits are not a floating array, or the cap is not a number.
+      ValueError: the cap is not positive, not finite, or beyond the range of the dtype it is computed in.
+
+    Reference: Gemma Team 2024 (Gemma 2), section 2.
+    """
+    logits = checks.floating_array("logits", logits)
+    if cap is None:
+        return logits
+    cap = checks.finite_number("cap", cap, positive=True)
+    wide = logits.astype(_wide(logits))
+    least, most = float(jnp.finfo(wide.dtype).tiny), float(jnp.finfo(wide.dtype).max)
+    if not least <= cap <= most:
+        raise ValueError(f"cap must lie in the range of {wide.dtype}, {least:.3g} to {most:.3g}, got {cap}")
+    return (cap * jnp.tanh(wide / cap)).astype(logits.dtype)
+
+
+def _wide(x: Array) -> jnp.dtype:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _inverse_root(square: Array, epsilon: float) -> Array:
+    """`1/√(square + ε)`, and 0 where that sum is 0: neither the value nor the gradient of a zero vector is NaN."""
+    square = square + checks.finite_number("epsilon", epsilon, least=0.0)
+    positive = square > 0
+    return jnp.where(positive, lax.rsqrt(jnp.where(positive, square, 1.0)), 0.0)

@@ -1,0 +1,29 @@
+"""Settings of every test: eight CPU devices, strict ranks, a compilation cache, no accelerator."""
+
+import os
+import pathlib
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# Draws are the same on every machine: a failing draw becomes a named example, not a flake.
+settings.register_profile(
+    "default", deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("default")
+
+
+@pytest.fixture
+def x64():
+    """64-bit types for one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,185 @@
+"""Lazy masks against their definitions, on whole squares, on tiles, as pytrees."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_jax import biases, masks
+from attn_jax.lazy import whole
+from tests import oracles
+
+QUERY_IDS, KEY_IDS = (
+    np.array([[0, 0, 1, 1, 2], [3, 3, 3, 0, 0]]),
+    np.array([[0, 1, 1, 2, 2, 2, 0], [3, 0, 3, 0, 3, 0, 1]]),
+)
+ARRAY = np.random.default_rng(0).random((2, 3, 5, 7)) < 0.5
+SIBLINGS = {
+    "causal": (masks.Causal(), oracles.causal),
+    "local_window": (masks.LocalWindow(2, 1), oracles.local_window(2, 1)),
+    "open_window": (masks.LocalWindow(None, 1), oracles.local_window(99, 1)),
+    "identity": (masks.LocalWindow(0, 0), oracles.local_window(0, 0)),
+    "sliding_window": (masks.SlidingWindow(3), oracles.sliding_window(3)),
+    "prefix_lm": (masks.PrefixLM(2), oracles.prefix_lm(2)),
+    "prefix_lm_per_item": (masks.PrefixLM(np.array([0, 4])), oracles.prefix_lm(np.array([0, 4]))),
+    "global_tokens": (masks.GlobalTokens(2), oracles.global_tokens(2)),
+    "strided": (masks.Strided(3), oracles.strided(3)),
+    "dilated": (masks.Dilated(2, 1, 2), oracles.dilated(2, 1, 2)),
+    "padding": (masks.Padding(np.array([3, 7])), oracles.padding(np.array([3, 7]))),
+    "segments": (masks.Segments(QUERY_IDS, KEY_IDS), oracles.segments(QUERY_IDS, KEY_IDS)),
+    "array": (masks.Array(ARRAY), lambda q, k: ARRAY),
+    "not": (~masks.Causal(), oracles.opposite(oracles.causal)),
+    "longformer": (
+        masks.LocalWindow(1, 1) | masks.GlobalTokens(1),
+        oracles.either(oracles.local_window(1, 1), oracles.global_tokens(1)),
+    ),
+    "documents": (
+        masks.Causal() & masks.Segments(QUERY_IDS, KEY_IDS),
+        oracles.both(oracles.causal, oracles.segments(QUERY_IDS, KEY_IDS)),
+    ),
+}  # fmt: skip
+SQUARE = (2, 3, 5, 7)
+POSITIONS = {
+    "from_zero": (np.arange(5), np.arange(7)),
+    "offset_per_item": (np.arange(5) + np.array([[2], [9]]), np.arange(7)),
+    "rolled": (np.arange(5) + 6, np.array([[7, 8, 9, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]])),
+}
+
+
+def expected(mask, queries, keys):
+    queries, keys = np.broadcast_to(queries, (2, 5)), np.broadcast_to(keys, (2, 7))
+    return np.broadcast_to(mask(queries[:, None, :, None], keys[:, None, None, :]), SQUARE)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_definition(name, positions):
+    mask, oracle = SIBLINGS[name]
+    queries, keys = POSITIONS[positions]
+    actual = mask.evaluate(whole(SQUARE, jnp.asarray(queries), jnp.asarray(keys)))
+    assert actual.ndim == 4
+    np.testing.assert_array_equal(np.broadcast_to(actual, SQUARE), expected(oracle, queries, keys))
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_tile_is_part_of_the_whole(name):
+    mask, oracle = SIBLINGS[name]
+    queries, keys = POSITIONS["offset_per_item"]
+    rows = np.array([4, 1])
+    tile = whole(SQUARE, jnp.asarray(queries), jnp.asarray(keys), query_indices=jnp.asarray(rows))
+    actual = np.broadcast_to(mask.evaluate(tile), (2, 3, 2, 7))
+    np.testing.assert_array_equal(actual, expected(oracle, queries, keys)[:, :, rows])
+
+
+def test_random_blocks():
+    mask = masks.RandomBlocks(seed=3, per_row=2, block=4)
+    values = np.asarray(masks.materialize(mask, 64, 40))
+    blocks = values.reshape(16, 4, 10, 4)
+    assert (blocks == blocks[:, :1, :, :1]).all(), "a block is visible as a whole"
+    assert (blocks[:, 0, :, 0].sum(1) == 2).all(), "each row of blocks sees per_row distinct ones"
+    other = np.asarray(masks.materialize(masks.RandomBlocks(seed=4, per_row=2, block=4), 64, 40))
+    assert (values != other).any(), "another seed draws other blocks"
+    assert np.asarray(masks.materialize(masks.RandomBlocks(0, 10, 4), 8, 40)).all()
+
+
+def test_random_blocks_are_drawn_evenly():
+    values = np.asarray(masks.materialize(masks.RandomBlocks(seed=0, per_row=3, block=1), 4000, 30))
+    # 4000 draws of one in ten, thrice: 400 expected, standard deviation 19.
+    assert values.sum() == 12000
+    assert (abs(values.sum(0) - 400) < 5 * 19).all()
+
+
+def test_random_blocks_last_block_may_be_short():
+    values = np.asarray(masks.materialize(masks.RandomBlocks(seed=1, per_row=3, block=4), 400, 10))
+    assert values[:, 8:].any()
+    assert (values[:, 8] == values[:, 9]).all()
+
+
+@pytest.mark.parametrize(("width", "counts"), [(3, [1, 2, 3, 3, 3]), (1, [1] * 5), (9, [1, 2, 3, 4, 5])])
+def test_sliding_window_counts_its_own_key(width, counts):
+    assert masks.materialize(masks.SlidingWindow(width), 5).sum(1).tolist() == counts
+
+
+def test_equal_masks_share_a_trace():
+    traces = []
+
+    @jax.jit
+    def visible(mask, queries):
+        traces.append(mask)
+        return mask.evaluate(whole((1, 4, 4), queries, jnp.arange(4)))
+
+    queries = jnp.arange(4)
+    for _ in range(3):
+        visible(masks.Causal() & masks.SlidingWindow(2), queries)
+    assert len(traces) == 1
+    for lengths in (1, 2, 3):  # arrays are leaves: other values, one more trace in all
+        visible(masks.Padding(jnp.asarray(lengths)), queries)
+    assert len(traces) == 2
+    visible(masks.Causal() & masks.SlidingWindow(3), queries)
+    assert len(traces) == 3
+
+
+def test_pytree():
+    mask = masks.Causal() & (masks.Padding(np.array([3])) | ~masks.Segments(np.array([0, 1])))
+    leaves, structure = jax.tree_util.tree_flatten(mask)
+    assert len(leaves) == 2
+    assert jax.tree_util.tree_unflatten(structure, leaves) == mask
+    mapped = jax.vmap(lambda m: m.evaluate(whole((1, 1, 4), jnp.arange(1), jnp.arange(4))))(
+        masks.Padding(jnp.array([1, 3]))
+    )
+    assert mapped.sum((1, 2, 3)).tolist() == [1, 3]
+
+
+def test_equality_and_hash_are_by_value():
+    kinds = [masks.Causal(), masks.SlidingWindow(2), masks.SlidingWindow(3), masks.LocalWindow(2, 0), ~masks.Causal()]
+    for (i, one), (j, other) in itertools.product(enumerate(kinds), repeat=2):
+        assert (one == other) == (i == j)
+    assert len({masks.SlidingWindow(2), masks.SlidingWindow(2), masks.SlidingWindow(np.int64(2))}) == 1
+    assert masks.Causal() != 3
+
+
+def test_operators_take_arrays():
+    values = masks.materialize(masks.Causal() & np.array([[True, True], [False, True]]), 2)
+    assert values.tolist() == [[True, False], [False, True]]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: masks.SlidingWindow(0), "width must be at least 1, got 0"),
+        (lambda: masks.SlidingWindow(2.5), "width must be an integer, got float 2.5"),
+        (lambda: masks.LocalWindow(-1, 0), "left must be at least 0, got -1"),
+        (lambda: masks.LocalWindow(0, True), "right must be an integer"),
+        (lambda: masks.Strided(0), "stride must be at least 1"),
+        (lambda: masks.Dilated(1, 1, 0), "dilation must be at least 1"),
+        (lambda: masks.PrefixLM(-1), "n must be at least 0"),
+        (lambda: masks.PrefixLM(np.array([0.5])), "n must have an integer dtype, got float32"),
+        (lambda: masks.GlobalTokens(-2), "n must be at least 0"),
+        (lambda: masks.RandomBlocks(-1, 1, 1), "seed must be at least 0"),
+        (lambda: masks.RandomBlocks(0, 0, 1), "per_row must be at least 1"),
+        (lambda: masks.Padding(np.array([True])), "lengths must have an integer dtype, got bool"),
+        (lambda: masks.Segments(np.zeros(3)), "query_ids must have an integer dtype"),
+        (lambda: masks.Array(np.ones((2, 2))), "mask must be boolean, True = may attend; got dtype float32"),
+        (lambda: masks.Array(None), "mask must be an array, got NoneType None"),
+        (lambda: masks.Causal() & biases.Alibi(2), "mask must be a mask, got the attn_jax.biases.Alibi"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (masks.Array(np.ones((3, 5, 7), bool)), "mask must have rank 2 or 4"),
+        (masks.Array(np.ones((5, 6), bool)), r"mask must broadcast to \[\*B, N, T, S\] = \(2, 3, 5, 7\), got shape \(1, 1, 5, 6\)"),
+        (masks.Padding(np.array([1, 2, 3])), r"lengths must have shape \[\] or \[\*B\] = \(2,\), got \(3,\)"),
+        (masks.Segments(np.zeros(5, int)), r"key_ids must have shape \[S\] or \[\*B, S\] = \(2, 7\), got \(5,\)"),
+    ],
+)  # fmt: skip
+def test_other_sizes_than_the_square(mask, message):
+    with pytest.raises(ValueError, match=message):
+        mask.evaluate(whole(SQUARE, jnp.arange(5), jnp.arange(7)))

@@ -102,7 +102,8 @@ class RelativeBuckets(Bias):
             max_distance=self.max_distance,
         )
         # [*b, 1, t, s] picks rows of the table; the head axis goes where the 1 was.
-        return jnp.moveaxis(table[buckets.squeeze(-3)], -1, -3).astype(dtype)
+        # In `dtype` before it is spread out: the gradient then sums in it too.
+        return jnp.moveaxis(table.astype(dtype)[buckets.squeeze(-3)], -1, -3)
 
 
 def relative_buckets(distance: jax.Array, num_buckets: int, *, bidirectional: bool, max_distance: int) -> jax.Array:

@@ -139,10 +139,15 @@ def boolean(name: str, x: Any) -> bool:
     return bool(x)
 
 
-def within(name: str, x: Array, least: int, most: int) -> None:
+def within(name: str, x: ArrayLike, least: int, most: int | None = None) -> None:
     """Raises if a value of the integer array `x` lies outside `least..most`; values of a tracer cannot be seen."""
-    if is_concrete(x) and x.size and (int(x.min()) < least or int(x.max()) > most):
-        raise ValueError(f"{name} must lie in {least}..{most}, got values in {int(x.min())}..{int(x.max())}")
+    if not is_concrete(x) or np.size(x) == 0:
+        return
+    values = np.asarray(x)  # on the host: inside `jit` even a concrete array's minimum would be traced
+    smallest, largest = int(values.min()), int(values.max())
+    if smallest < least or (most is not None and largest > most):
+        expected = f"be at least {least}" if most is None else f"lie in {least}..{most}"
+        raise ValueError(f"{name} must {expected}, got values in {smallest}..{largest}")
 
 
 def one_of(name: str, x: Any, choices: Collection[Any]) -> None:

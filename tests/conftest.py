@@ -6,6 +6,7 @@ import pathlib
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # XLA's own threads already share the work of a batch
 
 import jax
 import pytest

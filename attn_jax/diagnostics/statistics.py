@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from attn_jax import biases, checks, masks
 from attn_jax.exact import dense
-from attn_jax.exact.arguments import AttentionOptions, Problem, prepare
+from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
 from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 _Rows = Float[Array, "*b t n"] | None
@@ -96,7 +96,7 @@ def attention_statistics(
     >>> attention_statistics(x, x, is_causal=True).normalized_entropy[:, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    names = _names(statistics)
+    names, options = _names(statistics), only_attention_options("attention_statistics", options)
     problem = prepare(query, key, None, bias, mask, rows=rows, **options)
     return _measure(problem, dense.compute_logits(problem), names)
 
@@ -126,7 +126,7 @@ def attention_with_statistics(
     Raises:
         ValueError, TypeError: as `attention_statistics`.
     """
-    names = _names(statistics)
+    names, options = _names(statistics), only_attention_options("attention_with_statistics", options)
     if value is None:
         raise TypeError("value must be an array, got None")
     problem = prepare(query, key, value, bias, mask, dropout_rate=dropout_rate, dropout_rng=dropout_rng, **options)

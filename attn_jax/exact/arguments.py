@@ -29,6 +29,16 @@ class AttentionOptions(TypedDict, total=False):
     precision: jax.lax.PrecisionLike
 
 
+def only_attention_options(function: str, options: AttentionOptions) -> AttentionOptions:
+    """`options` as they are, or a TypeError that names what `function` does not take (dropout, say)."""
+    unknown = sorted(set(options) - set(AttentionOptions.__annotations__))
+    if unknown:
+        raise TypeError(
+            f"{function} does not take {', '.join(unknown)}; it takes {', '.join(AttentionOptions.__annotations__)}"
+        )
+    return options
+
+
 @dataclasses.dataclass(frozen=True)
 class Dropout:
     """Dropout of weights: the rate and the key that draws it."""
@@ -215,7 +225,7 @@ def _positions(
             ("key_positions", key_positions, key_length),
         )
     }
-    starts = checks.integer_array("query_offset", offset)
+    starts = _wide_integers("query_offset", offset)
     if starts.ndim:
         checks.shape("query_offset", starts, square[:-3], "[] or [*B]")
     queries, keys = explicit["query_positions"], explicit["key_positions"]
@@ -231,13 +241,18 @@ def _positions(
     return whole(square, queries, keys, query_indices=rows), slots
 
 
+def _wide_integers(name: str, x: ArrayLike) -> Array:
+    """`x` as signed integers of at least 32 bits: narrow or unsigned ones wrap around in sums and differences."""
+    integers = checks.integer_array(name, x)
+    return integers.astype(jax.dtypes.canonicalize_dtype(jnp.promote_types(integers.dtype, jnp.int32)))
+
+
 def _explicit_positions(name: str, x: ArrayLike, batch: tuple[int, ...], length: int) -> Array:
-    positions = checks.integer_array(name, x)
+    positions = _wide_integers(name, x)
     letter = "T" if name == "query_positions" else "S"
     if positions.shape != (length,):
         checks.shape(name, positions, (*batch, length), f"[{letter}] or [*B, {letter}]")
-    if checks.is_concrete(positions) and positions.size and int(positions.min()) < -1:
-        raise ValueError(f"{name} must be -1 (an empty slot) or more, got {int(positions.min())}")
+    checks.within(name, positions, -1)  # -1 is an empty slot
     return positions
 
 
@@ -264,7 +279,7 @@ def _lengths(square: tuple[int, ...], queries: ArrayLike | None, keys: ArrayLike
         if lengths is None:
             flags.append(None)
             continue
-        lengths = checks.integer_array(name, lengths)
+        lengths = _wide_integers(name, lengths)
         if not square[:-3] and lengths.shape == (1,):  # as jax.nn takes them for unbatched arrays
             lengths = lengths.reshape(())
         if lengths.ndim:
@@ -291,7 +306,7 @@ def _scale(scale: float | ArrayLike | None, head_width: int, num_heads: int) -> 
     scale = checks.floating_array("scale", scale)
     if scale.ndim:
         checks.shape("scale", scale, (num_heads,), "[] or [N]")
-    if checks.is_concrete(scale) and not bool(jnp.isfinite(scale).all()):
+    if checks.is_concrete(scale) and not np.isfinite(np.asarray(scale)).all():  # NumPy: readable under jit too
         raise ValueError(f"scale must be finite, got {np.asarray(scale)}")
     return scale
 

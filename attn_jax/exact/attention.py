@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from attn_jax import biases, checks, masks
 from attn_jax.exact import dense
-from attn_jax.exact.arguments import AttentionOptions, Problem, prepare
+from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
 from attn_jax.typing import Array, ArrayLike, Float
 
 Mask = masks.Mask | ArrayLike | None
@@ -167,7 +167,8 @@ def choose_implementation(
     """
     problem = prepare(
         query, key, _required("value", value), bias, mask,
-        dropout_rate=dropout_rate, dropout_rng=dropout_rng, **options,
+        dropout_rate=dropout_rate, dropout_rng=dropout_rng,
+        **only_attention_options("choose_implementation", options),
     )  # fmt: skip
     return _choose(problem, implementation, return_residual)
 
@@ -197,7 +198,7 @@ def attention_weights(
     >>> attention_weights(x, x, is_causal=True)[0, 1].tolist()
     [0.5, 0.5, 0.0]
     """
-    problem = prepare(query, key, None, bias, mask, **options)
+    problem = prepare(query, key, None, bias, mask, **only_attention_options("attention_weights", options))
     return dense.softmax(problem, dense.compute_logits(problem)).weights
 
 

@@ -99,7 +99,7 @@ def softmax(problem: Problem, logits: Logits) -> Softmax:
     if problem.sinks is not None:
         # The keys share what the sink leaves: e^lse / (e^lse + e^sink).
         sink = problem.tile.per_head("sinks", problem.sinks.astype(total.dtype))
-        factor = factor * jax.nn.sigmoid(logsumexp - sink)
+        factor = factor * jnp.exp(-jax.nn.softplus(sink - logsumexp))  # sigmoid, with an exact derivative
         share = jnp.where(empty, 1, jax.nn.sigmoid(sink - logsumexp)).squeeze(-1)
     logsumexp = jnp.where(empty, -jnp.inf, logsumexp).squeeze(-1)
     return Softmax(exponentials * factor, logsumexp, share)
@@ -114,7 +114,7 @@ def fetch(problem: Problem, softmaxed: Softmax, logits: Logits) -> Float[Array, 
     if problem.dropout is not None:
         weights = apply_dropout(problem.dropout, weights, problem.tile)
     *batch, num_heads, query_length, key_length = weights.shape
-    grouped = weights.reshape(*batch, problem.num_kv_heads, -1, query_length, key_length)
+    grouped = weights.reshape(*batch, *_groups(num_heads, problem.num_kv_heads), query_length, key_length)
     output = jnp.einsum("...kgts,...skv->...tkgv", grouped, value, precision=problem.precision)
     return output.reshape(*batch, query_length, num_heads, value.shape[-1]).astype(problem.query.dtype)
 
@@ -122,9 +122,14 @@ def fetch(problem: Problem, softmaxed: Softmax, logits: Logits) -> Float[Array, 
 def _match(query: Array, key: Array, precision: jax.lax.PrecisionLike) -> Float[Array, "*b n t s"]:
     """q·k of every query head n with the key head n // G, without repeating keys."""
     *batch, query_length, num_heads, width = query.shape
-    grouped = query.reshape(*batch, query_length, key.shape[-2], -1, width)
+    grouped = query.reshape(*batch, query_length, *_groups(num_heads, key.shape[-2]), width)
     products = jnp.einsum("...tkgh,...skh->...kgts", grouped, key, precision=precision)
     return products.reshape(*batch, num_heads, query_length, key.shape[-3])
+
+
+def _groups(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+    """K and G: spelled out, since `reshape` cannot infer an axis of an array without entries."""
+    return num_kv_heads, num_heads // num_kv_heads
 
 
 def _per_head(scale: float | Array, query: Array) -> Array:
@@ -141,5 +146,5 @@ def _seen_keys(visible: Bool[Array, "*b n t s"], num_kv_heads: int) -> Bool[Arra
     """Keys that at least one query of their group sees."""
     seen = visible.any(axis=-2)
     if seen.shape[-2] != 1:
-        seen = seen.reshape(*seen.shape[:-2], num_kv_heads, -1, seen.shape[-1]).any(axis=-2)
+        seen = seen.reshape(*seen.shape[:-2], *_groups(seen.shape[-2], num_kv_heads), seen.shape[-1]).any(axis=-2)
     return jnp.swapaxes(seen, -1, -2)[..., None]

@@ -1,0 +1,66 @@
+"""Measurements of attention: arrays in, numbers out."""
+
+from attn_jax.diagnostics.entropy import (
+    entropy,
+    entropy_from_logits,
+    entropy_lower_bound,
+    entropy_without,
+    normalized_entropy,
+    participation,
+)
+from attn_jax.diagnostics.heads import HeadSummary, summarize_heads
+from attn_jax.diagnostics.jacobian import softmax_jacobian_norm, softmax_jacobian_trace
+from attn_jax.diagnostics.patterns import (
+    diagonal_mass,
+    distance_ratio,
+    mean_distance,
+    previous_token_mass,
+    sink_mass,
+)
+from attn_jax.diagnostics.ranks import effective_rank, numerical_rank, rank_one_residual, stable_rank
+from attn_jax.diagnostics.scale import NamedScale, effective_scale, name_scale
+from attn_jax.diagnostics.spectra import Ranks, logit_ranks, logit_spectrum
+from attn_jax.diagnostics.statistics import (
+    ALL,
+    DEFAULT,
+    AttentionStatistics,
+    attention_statistics,
+    attention_with_statistics,
+)
+from attn_jax.diagnostics.symmetry import matrix_symmetry, score_asymmetry, weight_symmetry
+
+__all__ = [
+    "ALL",
+    "DEFAULT",
+    "AttentionStatistics",
+    "HeadSummary",
+    "NamedScale",
+    "Ranks",
+    "attention_statistics",
+    "attention_with_statistics",
+    "diagonal_mass",
+    "distance_ratio",
+    "effective_rank",
+    "effective_scale",
+    "entropy",
+    "entropy_from_logits",
+    "entropy_lower_bound",
+    "entropy_without",
+    "logit_ranks",
+    "logit_spectrum",
+    "matrix_symmetry",
+    "mean_distance",
+    "name_scale",
+    "normalized_entropy",
+    "numerical_rank",
+    "participation",
+    "previous_token_mass",
+    "rank_one_residual",
+    "score_asymmetry",
+    "sink_mass",
+    "softmax_jacobian_norm",
+    "softmax_jacobian_trace",
+    "stable_rank",
+    "summarize_heads",
+    "weight_symmetry",
+]

@@ -1,0 +1,144 @@
+"""How concentrated the routing is: entropy over the visible keys, in nats.
+
+Every function reads the renormalised weights `p / Σp`: the rounding of half-precision weights, whose rows sum to
+1 ± 1e-3, then shifts nothing, and with a sink logit the entropy is the one over keys. For the joint entropy of keys
+and sink, append the sink's share as one more key (and count it in `visible_keys`).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from attn_jax.diagnostics.numerics import divide, measured, per_row, renormalize, root, without_key
+from attn_jax.typing import Array, ArrayLike, Float, Int
+
+
+def entropy(weights: Float[ArrayLike, "*b s"]) -> Float[Array, "*b"]:
+    """Shannon entropy of each row, `−Σ p ln p` of `p / Σp`, with 0·ln 0 = 0.
+
+    Args:
+        weights: floating, non-negative `[..., S]`, after the softmax and before dropout.
+
+    Returns:
+        Nats, `[...]`, float32 or better. A row of zeros gives 0; a negative weight gives NaN. Gradients are finite:
+        a weight of exactly 0 gets 0, so that `softmax` passes on `−p(ln p + H)` at the logits.
+
+    Raises:
+        ValueError: if `weights` has no axis, or no key.
+        TypeError: if it is not floating.
+    """
+    p = renormalize(measured("weights", weights, 1, "[..., S]"))
+    zero = p == 0
+    # Two selects: with one, the gradient of the branch not taken is 0·inf.
+    return -jnp.sum(jnp.where(zero, 0.0, p * jnp.log(jnp.where(zero, 1.0, p))), axis=-1)
+
+
+def entropy_from_logits(logits: Float[ArrayLike, "*b s"]) -> Float[Array, "*b"]:
+    """Entropy of `softmax(logits)`, `ln l − Σ p (s − m)` with row maximum m and `l = Σ exp(s − m)`.
+
+    Args:
+        logits: floating `[..., S]`, final: after scale, bias and soft cap. `-inf` is a key that is not visible.
+
+    Returns:
+        Nats, `[...]`, float32 or better; 0 for a row that sees nothing. The gradient is `−p (ln p + H)`, always finite.
+
+    Raises:
+        ValueError: if `logits` has no axis, or no key.
+        TypeError: if it is not floating.
+    """
+    s = measured("logits", logits, 1, "[..., S]")
+    # H does not depend on the maximum, so no gradient flows through it; an empty row has none to shift by.
+    largest = jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True))
+    shifted = s - jnp.where(largest == -jnp.inf, 0.0, largest)
+    unseen = jnp.exp(shifted) == 0  # -inf, or too far below the maximum to count: 0·(-inf) is kept out
+    shifted = jnp.where(unseen, 0.0, shifted)
+    exponential = jnp.where(unseen, 0.0, jnp.exp(shifted))
+    total = jnp.sum(exponential, axis=-1)
+    mean = divide(jnp.sum(exponential * shifted, axis=-1), total)
+    return jnp.log(jnp.where(total == 0, 1.0, total)) - mean
+
+
+def normalized_entropy(weights: Float[ArrayLike, "*b s"], *, visible_keys: Int[ArrayLike, "..."]) -> Float[Array, "*b"]:
+    """Entropy as a share of its maximum over the keys a query may see, `H / ln n`.
+
+    The count must be the visible one: over the padded or full length, uniform causal rows would read 0.80 at n = 128.
+
+    Args:
+        weights: floating `[..., S]`.
+        visible_keys: n, integer, of the row axes `[...]` or of their last ones, such as `[T]`.
+
+    Returns:
+        `[...]` between 0 and 1. A query with one visible key has nothing to choose between and reads 1 by convention;
+        one that sees nothing reads 0. Leave both out of means.
+
+    Raises:
+        ValueError: if `visible_keys` does not fit the rows.
+        TypeError: if `weights` is not floating or `visible_keys` not integer.
+    """
+    nats = entropy(weights)
+    n = per_row("visible_keys", visible_keys, nats.shape)
+    share = nats / jnp.log(jnp.maximum(n, 2).astype(nats.dtype))
+    return jnp.where(n < 2, (n == 1).astype(nats.dtype), share)
+
+
+def entropy_without(weights: Float[ArrayLike, "*b s"], *, key: int = 0) -> Float[Array, "*b"]:
+    """Entropy of the distribution over the other keys, once one key (the first: the usual sink) is left out.
+
+    Args:
+        weights: floating `[..., S]`.
+        key: index of the key to leave out.
+
+    Returns:
+        Nats, `[...]`; 0 where nothing else is seen. To normalise it divide by `ln(n − 1)`, that is,
+        `normalized_entropy(without_key(weights), visible_keys=n - 1)` where key `k` is visible.
+
+    Raises:
+        ValueError: if `key` is not an index of a key.
+        TypeError: if `weights` is not floating.
+    """
+    return entropy(without_key(weights, key))
+
+
+def entropy_lower_bound(logit_variance: Float[ArrayLike, "*b"], visible_keys: Int[ArrayLike, "..."]) -> Array:
+    """The least entropy that n logits of a given variance can have; less is a fault of the measurement.
+
+        σ = sqrt(n·v) = ‖s − mean s‖₂,   β = σ sqrt(n / (n − 1)),   e = (n − 1) exp(−β)
+        H ≥ ln(1 + e) + β e / (1 + e)
+
+    It is reached when one logit stands above n − 1 equal ones.
+
+    Args:
+        logit_variance: v, floating `[...]`: the variance (over n, not n − 1) of the final logits over the visible keys.
+        visible_keys: n, integer, `[...]` or of its last axes.
+
+    Returns:
+        Nats, `[...]`, float32 or better; 0 for fewer than two visible keys.
+
+    Raises:
+        ValueError: if `visible_keys` does not fit.
+        TypeError: if `logit_variance` is not floating or `visible_keys` not integer.
+
+    Reference:
+        Zhai et al. 2023, "Stabilizing transformer training by preventing attention entropy collapse", Theorem 3.1.
+    """
+    variance = measured("logit_variance", logit_variance, 0, "[...]")
+    count = per_row("visible_keys", visible_keys, variance.shape)
+    n = jnp.maximum(count, 2).astype(variance.dtype)
+    gap = root(variance) * n / jnp.sqrt(n - 1)
+    others = (n - 1) * jnp.exp(-gap)
+    return jnp.where(count < 2, 0.0, jnp.log1p(others) + gap * others / (1 + others))
+
+
+def participation(sum_p2: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
+    """The number of keys that effectively take part, `1 / Σp²`: 1 for a one-hot row, n for a uniform one.
+
+    Args:
+        sum_p2: Σp² of each row, floating `[...]`, as `AttentionStatistics.sum_p2` holds it.
+
+    Returns:
+        `[...]`, float32 or better; 0 for a row that sees nothing.
+
+    Raises:
+        TypeError: if `sum_p2` is not floating.
+    """
+    squares = measured("sum_p2", sum_p2, 0, "[...]")
+    return divide(jnp.ones((), squares.dtype), squares)

@@ -1,0 +1,146 @@
+"""How each head routes, in a dozen numbers: the row statistics averaged over the rows that have a choice."""
+
+import dataclasses
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from attn_jax import biases, masks
+from attn_jax.diagnostics.spectra import logit_ranks
+from attn_jax.diagnostics.statistics import AttentionStatistics, attention_statistics
+from attn_jax.exact.arguments import AttentionOptions
+from attn_jax.lazy import Tile
+from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
+
+_Head = Float[Array, "*b n"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HeadSummary:
+    """Measures per head, `[*B, N]`.
+
+    Means run over the rows that see two keys or more and whose visible logits are finite; a head without such a row
+    reads NaN. "Without the sink" hides the key at position 0.
+
+    Attributes:
+        normalized_entropy: mean of H / ln n.
+        normalized_entropy_no_sink: the same without the sink, over rows that then see two keys or more.
+        logit_sd: mean over rows of the standard deviation of the visible logits.
+        max_logit: the largest visible logit of all rows.
+        max_weight: mean of the largest weight.
+        saturated: share of rows whose largest weight exceeds 0.95.
+        sink_mass: mean weight on the key at position 0, over all rows that see a key.
+        distance_ratio: mean distance, in units of what uniform weights over the visible keys give.
+        distance_ratio_no_sink: the same without the sink.
+        score_rank: effective rank of the centred scores q (k - mean k)ᵀ, at most H.
+        non_finite: how many rows have a logit that is not finite among those they may see.
+    """
+
+    normalized_entropy: _Head
+    normalized_entropy_no_sink: _Head
+    logit_sd: _Head
+    max_logit: _Head
+    max_weight: _Head
+    saturated: _Head
+    sink_mass: _Head
+    distance_ratio: _Head
+    distance_ratio_no_sink: _Head
+    score_rank: _Head
+    non_finite: Int[Array, "*b n"]
+
+
+def summarize_heads(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: Any = None,
+    bias: biases.Bias | ArrayLike | None = None,
+    mask: masks.Mask | ArrayLike | None = None,
+    **options: Unpack[AttentionOptions],
+) -> HeadSummary:
+    """The summary of each head, from what its attention gets.
+
+    The signature is that of an `observe` function of `attn_jax.nn.Transformer`, so that one forward pass brings the
+    summaries of every layer.
+
+    Args:
+        query: `[*B, T, N, H]`.
+        key: `[*B, S, K, H]`.
+        value: not looked at.
+        bias, mask, options: as for `attn_jax.dot_product_attention`.
+
+    Returns:
+        `HeadSummary` with fields `[*B, N]`.
+
+    Raises:
+        ValueError, TypeError: as `attention_statistics`.
+
+    Reference: Zhai et al. 2023 (entropy); Xiao et al. 2023 (sinks).
+    """
+    fields = (
+        "normalized_entropy", "logit_variance", "max_logit", "max_abs_logit", "max_weight", "first_key_mass",
+        "mean_distance", "visible_keys",
+    )  # fmt: skip
+    query, key = jnp.asarray(query), jnp.asarray(key)
+    all_keys = attention_statistics(query, key, bias, mask, statistics=fields, **options)
+    hidden = ~masks.Padding(1)
+    rest_mask = hidden if mask is None else masks.as_mask("mask", mask) & hidden
+    rest_fields = ("normalized_entropy", "mean_distance", "visible_keys", "max_abs_logit")
+    rest = attention_statistics(query, key, bias, rest_mask, statistics=rest_fields, **options)
+    # Equal logits are uniform weights over the same keys.
+    zeros = jnp.zeros_like(query), jnp.zeros_like(key)
+    no_bias = None if bias is None else _Hiding(biases.as_bias("bias", bias))
+    uniform, uniform_rest = (
+        attention_statistics(*zeros, no_bias, seen, statistics=("mean_distance",), **options)
+        for seen in (mask, rest_mask)
+    )
+
+    assert all_keys.visible_keys is not None
+    assert all_keys.max_abs_logit is not None
+    assert all_keys.max_weight is not None
+    assert all_keys.logit_variance is not None
+    choice, choice_rest = _choosing(all_keys), _choosing(rest)
+    seeing, finite = all_keys.visible_keys > 0, jnp.isfinite(all_keys.max_abs_logit)
+    return HeadSummary(
+        normalized_entropy=_mean(all_keys.normalized_entropy, choice),
+        normalized_entropy_no_sink=_mean(rest.normalized_entropy, choice_rest),
+        logit_sd=_mean(jnp.sqrt(all_keys.logit_variance), choice),
+        max_logit=_largest(all_keys.max_logit, choice),
+        max_weight=_mean(all_keys.max_weight, choice),
+        saturated=_mean((all_keys.max_weight > 0.95).astype(all_keys.max_weight.dtype), choice),
+        sink_mass=_mean(all_keys.first_key_mass, seeing & finite),
+        distance_ratio=_mean(all_keys.mean_distance, choice) / _mean(uniform.mean_distance, choice),
+        distance_ratio_no_sink=_mean(rest.mean_distance, choice_rest) / _mean(uniform_rest.mean_distance, choice_rest),
+        score_rank=logit_ranks(query, key).effective,
+        non_finite=(seeing & ~finite).sum(axis=-2),
+    )
+
+
+class _Hiding(biases.Bias):
+    """What a bias hides (`-inf`), and nothing else of it."""
+
+    bias: biases.Bias
+
+    def evaluate(self, tile: Tile, dtype: DTypeLike) -> Array:
+        return jnp.where(jnp.isneginf(self.bias.evaluate(tile, dtype)), -jnp.inf, 0)
+
+
+def _choosing(statistics: AttentionStatistics) -> Bool[Array, "*b t n"]:
+    """Rows that count: two visible keys or more, all their logits finite."""
+    assert statistics.visible_keys is not None
+    assert statistics.max_abs_logit is not None
+    return (statistics.visible_keys > 1) & jnp.isfinite(statistics.max_abs_logit)
+
+
+def _mean(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) -> _Head:
+    """Mean over the rows that count; NaN if there is none."""
+    assert rows is not None
+    return jnp.where(counted, rows, 0).sum(axis=-2) / counted.sum(axis=-2)
+
+
+def _largest(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) -> _Head:
+    assert rows is not None
+    most = jnp.where(counted, rows, -jnp.inf).max(axis=-2)
+    return jnp.where(counted.any(axis=-2), most, jnp.nan)

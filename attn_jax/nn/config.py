@@ -1,0 +1,136 @@
+"""What a `Transformer` is made of: one frozen, hashable record that is checked when it is built."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from attn_jax import checks
+from attn_jax.exact.attention import dot_product_attention
+from attn_jax.nn.attention import window_pair
+from attn_jax.nn.mlp import ACTIVATIONS
+from attn_jax.nn.norms import NORMS
+from attn_jax.nn.parameters import floating_name
+
+POSITIONS = ("rotary", "sinusoidal", "learned", "alibi", "relative", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """The sizes and choices of a `Transformer`. Equal configurations are equal values and share a trace.
+
+    The defaults are the Llama family's. An encoder of the BERT family is `causal=False, head=None,
+    norm="layer", norm_position="post", mlp="plain", activation="gelu", use_bias=True, positions="learned"`.
+
+    Attributes:
+        vocabulary_size: number of token ids.
+        num_layers, model_width, num_heads: L, D and N.
+        num_kv_heads: K, which divides N; None: N.
+        head_width: H; None: D / N.
+        value_width: V; None: H.
+        mlp_width: F; None: 4 D.
+        mlp: "gated" (`down(act(gate x) * up x)`) or "plain" (`down(act(up x))`).
+        activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
+        norm: "rms" or "layer".
+        norm_position: "pre" (`x + f(norm x)`, and a norm before the head) or "post" (`norm(x + f x)`).
+        norm_epsilon: added to the mean square or variance.
+        use_bias: whether projections and MLP have biases.
+        causal: True for a decoder, False for an encoder.
+        head: "tied" (the embedding, transposed), "untied", or None: hidden states come out.
+        positions: "rotary" on queries and keys; "sinusoidal" or "learned", added to the embeddings; "alibi" or
+            "relative" (T5 buckets, learned in every layer) added to the logits; or None.
+        rotary_base, rotary_interleaved, rotary_scaling: as in `attn_jax.positions.apply_rotary`.
+        max_length: rows of the learned position table.
+        relative_buckets, relative_max_distance: as in `attn_jax.biases.RelativeBuckets`.
+        scale_embedding: whether embeddings are multiplied by √D (Vaswani et al. 2017, section 3.4).
+        scale_rule: a rule of `attn_jax.scaling.scale_factor`, or a number.
+        learned_temperature, tie_query_key, qk_norm, local_window_size, logits_soft_cap, use_sinks: as in
+            `MultiHeadAttention`.
+        dropout_rate: on the attention weights, on the sum of embeddings and positions, and on what each branch adds.
+        attention_fn: any function with the keywords of `attn_jax.dot_product_attention`.
+        dtype: of the computation, by name; None: that of the parameters.
+        param_dtype: of the parameters, by name.
+        precision: of the matrix products: None, "default", "high" or "highest".
+
+    Raises:
+        ValueError, TypeError: on a size or choice that is none, or sizes that do not go together.
+    """
+
+    vocabulary_size: int
+    num_layers: int
+    model_width: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_width: int | None = None
+    value_width: int | None = None
+    mlp_width: int | None = None
+    mlp: str = "gated"
+    activation: str = "silu"
+    norm: str = "rms"
+    norm_position: str = "pre"
+    norm_epsilon: float = 1e-6
+    use_bias: bool = False
+    causal: bool = True
+    head: str | None = "tied"
+    positions: str | None = "rotary"
+    rotary_base: float = 10000.0
+    rotary_interleaved: bool = False
+    rotary_scaling: Any = None
+    max_length: int | None = None
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    scale_embedding: bool = False
+    scale_rule: str | float = "inverse_sqrt"
+    learned_temperature: bool = False
+    tie_query_key: bool = False
+    qk_norm: str | None = None
+    local_window_size: int | tuple[int, int] | None = None
+    logits_soft_cap: float | None = None
+    use_sinks: bool = False
+    dropout_rate: float = 0.0
+    attention_fn: Callable[..., Any] = dot_product_attention
+    dtype: str | None = None
+    param_dtype: str = "float32"
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary_size", "num_layers", "model_width", "num_heads"):
+            self._set(name, checks.positive_int(name, getattr(self, name)))
+        if self.head_width is None and self.model_width % self.num_heads:
+            raise ValueError(
+                f"model_width must be a multiple of num_heads where head_width is not given, "
+                f"got {self.model_width} and {self.num_heads}"
+            )
+        defaults = {"num_kv_heads": self.num_heads, "mlp_width": 4 * self.model_width}
+        defaults["head_width"] = self.model_width // self.num_heads
+        for name, default in defaults.items():
+            given = getattr(self, name)
+            self._set(name, default if given is None else checks.positive_int(name, given))
+        given = self.value_width
+        self._set("value_width", self.head_width if given is None else checks.positive_int("value_width", given))
+        self._check_choices()
+        for name in ("dtype", "param_dtype"):
+            if getattr(self, name) is not None or name == "param_dtype":
+                self._set(name, floating_name(name, getattr(self, name)))
+
+    def _check_choices(self) -> None:
+        checks.one_of("mlp", self.mlp, ("gated", "plain"))
+        checks.one_of("activation", self.activation, tuple(ACTIVATIONS))
+        checks.one_of("norm", self.norm, NORMS)
+        checks.one_of("norm_position", self.norm_position, ("pre", "post"))
+        checks.one_of("head", self.head, ("tied", "untied", None))
+        checks.one_of("positions", self.positions, POSITIONS)
+        checks.one_of("precision", self.precision, (None, "default", "high", "highest"))
+        self._set("norm_epsilon", checks.finite_number("norm_epsilon", self.norm_epsilon, positive=True))
+        self._set("local_window_size", window_pair(self.local_window_size))
+        self._set("dropout_rate", checks.rate("dropout_rate", self.dropout_rate))
+        for name in ("use_bias", "causal", "scale_embedding"):
+            checks.boolean(name, getattr(self, name))
+        if self.positions == "learned":
+            self._set("max_length", checks.positive_int("max_length", self.max_length))
+        elif self.max_length is not None:
+            raise ValueError(f"max_length sizes the table of positions='learned', got positions={self.positions!r}")
+        if self.positions == "sinusoidal" and self.model_width % 2:
+            raise ValueError(f"model_width must be even for positions='sinusoidal', got {self.model_width}")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)

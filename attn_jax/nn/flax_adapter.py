@@ -1,0 +1,194 @@
+"""Our attention inside stock Flax modules, by one argument: `attention_fn=as_attention_fn()`.
+
+For `flax.nnx.MultiHeadAttention` and `flax.linen.MultiHeadDotProductAttention`. Every argument these modules send is
+honoured, or raises when it asks for what our attention does not do.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.nnx.nn import dtypes
+
+from attn_jax import biases, checks, masks
+from attn_jax.diagnostics.statistics import AttentionStatistics, attention_statistics, attention_with_statistics
+from attn_jax.exact.attention import dot_product_attention
+from attn_jax.typing import ArrayLike
+
+# What the Flax module says itself at each call, and what would change the kind of the result.
+_RESERVED = ("query", "key", "value", "dropout_rate", "dropout_rng", "precision", "return_residual")
+_FIELDS = ("entropy", "normalized_entropy", "max_logit", "max_weight", "visible_keys")
+
+
+def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[..., jax.Array]:
+    """`attn_jax.dot_product_attention` as the `attention_fn` of a stock Flax module.
+
+    What differs from Flax's own function: softmax and sums are at least float32; a query that may see nothing gives
+    0; dropout draws other bits of the same law (one mask shared over batch and heads where `broadcast_dropout` is on).
+
+    Args:
+        statistics: whether a call that is handed the module (`sow_weights=True`) sows, in `intermediates`, four
+            numbers per head `[N]` over the queries that see something: `attention_entropy`,
+            `attention_normalized_entropy`, `attention_max_weight` (means) and `attention_max_logit` (the largest). The
+            n×n weights are never made. Without it such a call raises.
+        **options: of `attn_jax.dot_product_attention`, fixed for all calls: `scale`, `is_causal`,
+            `local_window_size`, `logits_soft_cap`, `mask`, `bias`, `implementation`, ... Masks combine with the
+            module's by AND. They must be hashable, since Flax keeps the function as a static attribute: no arrays.
+
+    Returns:
+        A function that is equal to any other made of equal options.
+
+    Raises:
+        TypeError: on an option that `dot_product_attention` lacks, that the module gives itself, or that is no static
+            value.
+
+    >>> from flax import nnx
+    >>> layer = nnx.MultiHeadAttention(2, 8, decode=False, attention_fn=as_attention_fn(), rngs=nnx.Rngs(0))
+    >>> layer(jnp.ones((1, 3, 8)), is_causal=True).shape
+    (1, 3, 8)
+    """
+    accepted = [name for name in inspect.signature(dot_product_attention).parameters if name not in _RESERVED]
+    for name, option in options.items():
+        if name not in accepted:
+            raise TypeError(f"{name} is no option of as_attention_fn; it takes {', '.join(accepted)}")
+        if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(option)):
+            raise TypeError(f"{name} must be a static, hashable value here, since Flax keeps it so; got {option!r}")
+    return _FlaxAttention(checks.boolean("statistics", statistics), tuple(sorted(options.items())))
+
+
+@dataclasses.dataclass(frozen=True)
+class _FlaxAttention:
+    """The adapted function; its parameters are spelled out because Linen drops the arguments it cannot see."""
+
+    statistics: bool
+    options: tuple[tuple[str, Any], ...]
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        bias: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        broadcast_dropout: bool = True,
+        dropout_rng: jax.Array | None = None,
+        dropout_rate: float = 0.0,
+        deterministic: bool = False,
+        dtype: Any = None,
+        precision: Any = None,
+        module: Any = None,
+        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        is_causal: bool = False,
+        force_fp32_for_softmax: bool = False,
+        einsum_dot_general: Callable[..., Any] | None = None,
+        qk_attn_weights_einsum: Callable[..., Any] | None = None,
+        attn_weights_value_einsum: Callable[..., Any] | None = None,
+    ) -> jax.Array:
+        """Attention with the arguments of Flax's `dot_product_attention`."""
+        replaced = {
+            "einsum_dot_general": einsum_dot_general,
+            "qk_attn_weights_einsum": qk_attn_weights_einsum,
+            "attn_weights_value_einsum": attn_weights_value_einsum,
+        }
+        for name, function in replaced.items():
+            if function is not None:
+                raise ValueError(f"{name} must be None: this attention has no einsum to replace, got {function!r}")
+        if module is not None and not self.statistics:
+            raise ValueError(
+                "sow_weights asks for the n×n weights, which are never made: build as_attention_fn(statistics=True) "
+                "to sow a few numbers per head instead, or leave sow_weights False"
+            )
+        checks.boolean("force_fp32_for_softmax", force_fp32_for_softmax)  # the softmax is at least float32 anyway
+        rate = checks.rate("dropout_rate", dropout_rate)
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
+        options = dict(self.options)
+        mask = _both(options.pop("mask", None), _flax_mask(mask, query.ndim))
+        bias = _both(options.pop("bias", None), None if bias is None else _full_rank("bias", bias, query.ndim))
+        options["is_causal"] = checks.boolean("is_causal", is_causal) or options.get("is_causal", False)
+        options["precision"] = precision
+        options = {name: option for name, option in options.items() if option is not None}
+        implementation = {name: options.pop(name) for name in ("implementation",) if name in options}
+        dropout = {}
+        if rate > 0 and not checks.boolean("deterministic", deterministic):
+            dropout = {"dropout_rate": rate, "dropout_rng": dropout_rng}
+
+        if dropout and checks.boolean("broadcast_dropout", broadcast_dropout):
+            attend = functools.partial(dot_product_attention, **options, **implementation, **dropout)
+            output = _with_shared_dropout(attend, query, key, value, bias, mask)
+            if module is not None:
+                _sow(module, attention_statistics(query, key, bias, mask, statistics=_FIELDS, **options))
+            return output
+        if module is None:
+            return dot_product_attention(query, key, value, bias, mask, **options, **implementation, **dropout)
+        output, measured = attention_with_statistics(
+            query, key, value, bias, mask, statistics=_FIELDS, **options, **dropout
+        )
+        _sow(module, measured)
+        return output
+
+
+def _with_shared_dropout(
+    attend: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, bias: Any, mask: Any
+) -> jax.Array:
+    """Attention whose dropout mask `[T, S]` is one for all batch items and heads.
+
+    The bits of our dropout hash the indices of an entry, and an axis that `vmap` maps has no index: so mapping over
+    batch and heads with one key draws one mask.
+    """
+    square = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    heads_first = []
+    for name, x in (("bias", bias), ("mask", mask)):
+        if isinstance(x, biases.Bias) or (isinstance(x, masks.Mask) and jax.tree.leaves(x)):
+            raise ValueError(f"{name} must be an array where dropout is on and broadcast_dropout is True, got {x!r}")
+        if isinstance(x, jax.Array):
+            checks.broadcastable(name, x, square, "[*B, N, T, S]")
+            x = jnp.moveaxis(x, -3, 0)
+        heads_first.append(x)
+    groups = checks.grouped_heads(query.shape[-2], key.shape[-2])
+    key, value = (jnp.repeat(x, groups, axis=-2) for x in (key, value))
+
+    def over_leading_axes(query: jax.Array, key: jax.Array, value: jax.Array, *squares: Any) -> jax.Array:
+        if query.ndim == 2:
+            return attend(query[:, None, :], key[:, None, :], value[:, None, :], *squares)[:, 0, :]
+        shared = [not isinstance(x, jax.Array) or x.shape[0] == 1 for x in squares]
+        inner = [x[0] if s and isinstance(x, jax.Array) else x for x, s in zip(squares, shared, strict=True)]
+        axes = (0, 0, 0, *(None if s else 0 for s in shared))
+        return jax.vmap(over_leading_axes, in_axes=axes)(query, key, value, *inner)
+
+    output = over_leading_axes(*(jnp.moveaxis(x, -2, 0) for x in (query, key, value)), *heads_first)
+    return jnp.moveaxis(output, 0, -2)
+
+
+def _sow(module: Any, measured: AttentionStatistics) -> None:
+    """Sows each statistic as one number per head, `[N]`, over the rows that see a key."""
+    sees = jnp.asarray(measured.visible_keys) > 0
+    rows = tuple(range(sees.ndim - 1))
+    for name in ("entropy", "normalized_entropy", "max_weight"):
+        module.sow("intermediates", f"attention_{name}", jnp.mean(getattr(measured, name), axis=rows, where=sees))
+    module.sow("intermediates", "attention_max_logit", jnp.max(jnp.asarray(measured.max_logit), axis=rows))
+
+
+def _both(fixed: Any, given: Any) -> Any:
+    """The option fixed beforehand and the one of this call: masks by AND, biases by sum."""
+    if fixed is None or given is None:
+        return given if fixed is None else fixed
+    return fixed & given if isinstance(fixed, masks.Mask) else fixed + given
+
+
+def _flax_mask(mask: Any, rank: int) -> Any:
+    """A mask as Flax makes it, of numbers (0 = hidden), as a boolean array of full rank. Lazy masks pass."""
+    if mask is None or isinstance(mask, masks.Mask):
+        return mask
+    return _full_rank("mask", mask, rank) != 0
+
+
+def _full_rank(name: str, x: Any, rank: int) -> jax.Array:
+    """`x` with leading axes of 1, which is how Flax broadcasts it to `[*B, N, T, S]`."""
+    x = checks.as_array(name, x)
+    if x.ndim > rank:
+        raise ValueError(f"{name} must broadcast to [*B, N, T, S], {rank} axes; got shape {x.shape}")
+    return x.reshape((1,) * (rank - x.ndim) + x.shape)

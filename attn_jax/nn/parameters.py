@@ -1,0 +1,56 @@
+"""How parameters begin, and in which dtype the modules compute."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
+
+from attn_jax import checks
+
+# Called as (key, shape, dtype), as in jax.nn.initializers.
+Initializer = Callable[..., Any]
+
+# Variance 1 / fan in: unit-variance inputs give unit-variance outputs (LeCun et al. 1998).
+lecun = jax.nn.initializers.lecun_normal()
+
+
+def weight(
+    rngs: nnx.Rngs, kernel_init: Initializer, fan_in: tuple[int, ...], fan_out: tuple[int, ...], dtype: DTypeLike
+) -> nnx.Param:
+    """A weight `[*fan_in, *fan_out]`, drawn as a matrix `[fan in, fan out]`: any initializer reads its fans."""
+    matrix = kernel_init(rngs.params(), (math.prod(fan_in), math.prod(fan_out)), dtype)
+    return nnx.Param(jnp.reshape(matrix, fan_in + fan_out))
+
+
+def constant(value: float, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:
+    """A parameter that begins at `value` everywhere."""
+    return nnx.Param(jnp.full(shape, value, dtype))
+
+
+def values(*parameters: nnx.Param | jax.Array | None, dtype: str | None) -> tuple[Any, ...]:
+    """The arrays of `parameters` in one dtype, `dtype` or the one they promote to; None stays None."""
+    arrays = tuple(p[...] if isinstance(p, nnx.Variable) else p for p in parameters)
+    return promote_dtype(arrays, dtype=dtype)
+
+
+def floating_name(name: str, dtype: Any) -> str:
+    """The name of a real floating dtype: a string, so that it is hashable and goes into JSON."""
+    try:
+        canonical = jnp.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a floating dtype, got {dtype!r}") from error
+    if dtype is None or not jnp.issubdtype(canonical, jnp.floating):
+        raise TypeError(f"{name} must be a floating dtype, got {dtype!r}")
+    return canonical.name
+
+
+def check_width(name: str, x: jax.Array, width: int) -> None:
+    """Raises unless `x` is `[..., width]`."""
+    checks.minimum_rank(name, x, 1, "[..., D]")
+    if x.shape[-1] != width:
+        raise ValueError(f"{name} must have width {width} on its last axis, got shape {x.shape}")

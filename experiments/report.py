@@ -1,0 +1,114 @@
+"""The report: one self-contained HTML page from what the experiments left.
+
+It opens from disk, offline, in light and dark; figures are `data:` URIs. Everything that is read (model names, token
+texts, file names, flags) is text from outside and is escaped by the template.
+"""
+
+import base64
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from experiments import artifacts
+from experiments.verdicts import VERDICTS
+
+NEEDED = ("question", "command", "preset", "seed", "flags", "versions", "device", "source")  # of config.json
+LAYERED = {"layer", "measure", "value"}  # columns of measurements that are told layer by layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The artifacts of one experiment, as the page shows them.
+
+    Attributes:
+        name: the experiment.
+        record: its config.json.
+        claims: its claims.json.
+        tables: of its summary.json, or a table by layer made from its measurements.
+        figure: the PNG as a `data:` URI, or None.
+        alt: what the figure shows.
+    """
+
+    name: str
+    record: Mapping[str, Any]
+    claims: Sequence[Mapping[str, Any]]
+    tables: Sequence[Mapping[str, Any]]
+    figure: str | None
+    alt: str
+
+
+def load_run(directory: pathlib.Path) -> Run | None:
+    """The run that is complete under `directory`; None if there is none. Raises OutputError if its files are broken."""
+    record = artifacts.read_record(directory)
+    if record is None or not (directory / "claims.json").exists():
+        return None
+    if missing := [name for name in NEEDED if name not in record]:
+        raise artifacts.OutputError(f"{directory / 'config.json'} lacks {', '.join(missing)}")
+    try:
+        claims = json.loads((directory / "claims.json").read_text("utf-8"))
+        shown = directory / "summary.json"
+        summary = json.loads(shown.read_text("utf-8")) if shown.exists() else {}
+    except ValueError as error:
+        raise artifacts.OutputError(f"{directory} holds JSON that cannot be read: {error}") from error
+    figure = directory / "figure.png"
+    image = f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}" if figure.exists() else None
+    tables = summary.get("tables") or _by_layer(directory / "measurements.csv")
+    alt = summary.get("alt") or f"Figure of {record['experiment']}; its numbers are in the tables."
+    return Run(record["experiment"], record, claims, tables, image, alt)
+
+
+def build(out: pathlib.Path, names: Sequence[str], failed: Sequence[str] = ()) -> pathlib.Path:
+    """Writes `out/report/index.html` from the runs under `out/NAME`, and returns its path."""
+    runs, broken = [], list(failed)
+    for name in names:
+        try:
+            run = load_run(out / name)
+        except artifacts.OutputError:
+            run = None
+            broken += [name] if name not in broken else []
+        runs += [] if run is None else [run]
+    page = out / "report" / "index.html"
+    artifacts.write_atomic(page, render(runs, broken).encode())
+    return page
+
+
+def render(runs: Sequence[Run], failed: Sequence[str] = ()) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["measured"] = spell
+    counts = {verdict: sum(c["verdict"] == verdict for run in runs for c in run.claims) for verdict in VERDICTS}
+    return environment.get_template("report.html.j2").render(runs=runs, failed=failed, counts=counts)
+
+
+def spell(entry: Mapping[str, Any]) -> str:
+    """A value with its interval; what is not known is a dash."""
+    low, high = entry["interval"]
+    return f"{_number(entry['value'])} [{_number(low)}, {_number(high)}]"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
+def _by_layer(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Means per layer of everything that was measured by layer."""
+    if not path.exists():
+        return []
+    measurements = pd.read_csv(path)
+    if not set(measurements.columns) >= LAYERED:
+        return []
+    means = measurements.pivot_table(index="layer", columns="measure", values="value", aggfunc="mean")
+    rows = [[str(row[0]), *(_number(float(x)) for x in row[1:])] for row in means.itertuples()]
+    return [{"title": "Means per layer", "columns": ["layer", *map(str, means.columns)], "rows": rows}]

@@ -1,0 +1,48 @@
+"""Text to measure on: English technical prose that comes with Python, or the user's own file, cut into documents."""
+
+import hashlib
+import pathlib
+import pydoc_data.topics
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from experiments.harness import InputError
+
+DEFAULT_NAME = "pydoc_data.topics"
+
+
+def read(text_file: str) -> tuple[str, str]:
+    """A text and what to call it: of `text_file`, or, if that is empty, of `pydoc_data.topics`."""
+    if not text_file:
+        return DEFAULT_NAME, "\n".join(body for _, body in sorted(pydoc_data.topics.topics.items()))
+    try:
+        text = pathlib.Path(text_file).read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"--text_file={text_file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"--text_file={text_file} must hold UTF-8 text: {error.reason} at byte {error.start}"
+        ) from error
+    if not text.strip():
+        raise InputError(f"--text_file={text_file} must hold some text, and is empty")
+    return pathlib.Path(text_file).name, text
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def documents(text: str, tokenizer: Tokenizer, *, count: int, length: int) -> np.ndarray:
+    """Up to `count` pieces of `length` tokens, evenly spread over the text: int `[documents, T]`.
+
+    A text that is shorter than one piece is one document, as long as it is.
+    """
+    token_ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+    if len(token_ids) < 2:
+        raise InputError(f"the text must have at least two tokens to route between, got {len(token_ids)}")
+    length = min(length, len(token_ids))
+    pieces = len(token_ids) // length
+    chosen = np.linspace(0, pieces - 1, min(count, pieces)).round().astype(int)
+    return token_ids[: pieces * length].reshape(pieces, length)[chosen]

@@ -1,0 +1,87 @@
+"""The list of experiments, and running them all: one that fails stops no other."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from experiments import __main__ as listing
+from experiments import registry, reproduce
+from experiments.claims import CLAIMS
+from experiments.harness import PRESETS
+
+
+@pytest.mark.parametrize("name", registry.EXPERIMENTS)
+def test_each_experiment_says_its_question_claims_command_and_time(name):
+    module, entry = importlib.import_module(f"experiments.{name}"), registry.read_entry(name)
+    assert module.__doc__.splitlines()[0] == entry.question
+    assert entry.question.endswith("?")
+    assert f"python -m experiments.{name}" in module.__doc__
+    assert module.EXPERIMENT.name == name
+    for preset in PRESETS:
+        module.EXPERIMENT.preset(preset)
+
+
+def test_every_claim_is_settled_by_one_experiment():
+    told = " ".join(entry.claims for entry in registry.entries()).replace(",", " ").split()
+    assert sorted(word for word in told if word in CLAIMS) == sorted(CLAIMS)
+
+
+def test_the_list_names_them_all_with_their_time(capsys):
+    listing.main()
+    printed = " ".join(capsys.readouterr().out.split())
+    for name in registry.EXPERIMENTS:
+        assert name in printed
+
+
+def test_a_failure_is_named_and_the_others_still_run(tmp_path, capsys, monkeypatch):
+    ran = []
+
+    def run_one(name, preset, seed, out):
+        ran.append((name, preset, seed, out))
+        return name != "softmax_saturation"
+
+    monkeypatch.setattr(reproduce, "run_one", run_one)
+    assert reproduce.main(["reproduce", "--preset=smoke", "--seed=4", f"--out={tmp_path}"]) == 1
+    assert ran == [(name, "smoke", 4, tmp_path / name) for name in registry.REPRODUCED]
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == str(tmp_path / "report" / "index.html")
+    assert printed.err == "error: failed: softmax_saturation\n"
+    assert "softmax_saturation failed" in " ".join((tmp_path / "report" / "index.html").read_text().split())
+
+
+def test_only_some_and_all_well(tmp_path, capsys, monkeypatch):
+    ran = []
+    monkeypatch.setattr(reproduce, "run_one", lambda name, *rest: ran.append(name) or True)
+    assert reproduce.main(["reproduce", "--only=attention_rank,score_variance", f"--out={tmp_path}"]) == 0
+    assert ran == ["attention_rank", "score_variance"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [("--only=walkthrough", "only must be one of"), ("--only=a,b", "'a'"), ("--preset=all", "preset"), ("x", "'x'")],
+)
+def test_wrong_flags_run_nothing(flag, says, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "run_one", lambda *_: pytest.fail("ran"))
+    assert reproduce.main(["reproduce", f"--out={tmp_path / 'o'}", flag]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "run_one", lambda *_: False)
+    (tmp_path / "file").write_text("")
+    assert reproduce.main(["reproduce", f"--out={tmp_path / 'file'}"]) == 2
+    assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_command_runs_each_in_its_own_process_and_ends_with_the_path(tmp_path):
+    command = [sys.executable, "-m", "experiments.reproduce", "--preset=smoke", "--only=attention_rank"]
+    root = reproduce.ROOT
+    done = subprocess.run([*command, f"--out={tmp_path}"], cwd=root, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "report" / "index.html")
+    assert "H2" in (tmp_path / "report" / "index.html").read_text("utf-8")

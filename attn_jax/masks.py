@@ -244,7 +244,7 @@ class Array(Mask):
         object.__setattr__(self, "values", values)
 
     def evaluate(self, tile: Tile) -> jax.Array:
-        return tile.take(tile.full_rank("mask", jnp.asarray(self.values)))
+        return tile.full_rank("mask", jnp.asarray(self.values))
 
 
 def as_mask(name: str, mask: Any) -> Mask:

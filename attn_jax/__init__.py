@@ -1,0 +1,45 @@
+"""The attention laboratory for JAX.
+
+Attention is differentiable soft addressing: queries are matched to keys, the scores become routing weights, and the
+weights fetch values. The links of that chain, each in a file of its own:
+
+    positions -> projections -> heads -> scale -> mask -> softmax -> values -> output projection
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from attn_jax import biases, diagnostics, masks, positions, scaling
+from attn_jax.exact import Choice, attention_weights, choose_implementation, dot_product_attention
+from attn_jax.projections import merge_heads, project_out, project_qkv, split_heads
+
+if TYPE_CHECKING:
+    from attn_jax import models, nn
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Choice",
+    "attention_weights",
+    "biases",
+    "choose_implementation",
+    "diagnostics",
+    "dot_product_attention",
+    "masks",
+    "merge_heads",
+    "models",
+    "nn",
+    "positions",
+    "project_out",
+    "project_qkv",
+    "scaling",
+    "split_heads",
+]
+
+_LAZY = ("models", "nn")  # they import Flax and the readers of checkpoints
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"attn_jax.{name}")
+    raise AttributeError(f"module 'attn_jax' has no attribute {name!r}")

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pandas as pd
 from flax import nnx
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -196,11 +197,11 @@ def _spell(value: float | np.ndarray) -> str:
 def figure(config: DiagnoseConfig, measurements: pd.DataFrame) -> Figure:
     """Heat maps layers × heads, means over documents."""
     drawn, axes = figures.panels(2, 4, width=3.3, height=4.6)
+    colour_map = colormaps["viridis"].with_extremes(bad=figures.COLOURS[1])  # where nothing is finite
     for axis, (name, (label, (low, high))) in zip(axes.flat, MEASURES.items(), strict=True):
         axis.grid(visible=False)
         values = _finite_mean(cube(measurements, "model", name), 0)
-        colours = axis.imshow(values, aspect="auto", cmap="viridis", vmin=low, vmax=high)
-        colours.cmap.set_bad("#d55e00")  # nothing finite to show
+        colours = axis.imshow(values, aspect="auto", cmap=colour_map, vmin=low, vmax=high)
         axis.set_title(label, fontsize=9)
         drawn.colorbar(colours, ax=axis)
     for axis in axes[:, 0]:

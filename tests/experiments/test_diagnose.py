@@ -143,7 +143,5 @@ def test_wrong_flags_write_nothing(folder, tmp_path, capsys, flags, message):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("error: ")
-    import re
-
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()

@@ -42,6 +42,7 @@ setup(
             "transformers>=5.0",
         ],
         "dev": [
+            "beartype>=0.20",  # checks the shapes in signatures as they are called
             "chex>=0.1.90",
             "hypothesis>=6.100",
             "optax>=0.2",  # a stock training step around our modules

@@ -19,7 +19,7 @@ from attn_jax.typing import ArrayLike, Float
 class Bias(Lazy):
     """A lazy bias."""
 
-    def evaluate(self, tile: Tile, dtype: DTypeLike) -> Float[jax.Array, "*b n t s"]:
+    def evaluate(self, tile: Tile, dtype: DTypeLike) -> Float[jax.Array, "*#b #n #t #s"]:
         """The bias on `tile` in `dtype`, of the square's rank, with 1 on axes along which it is constant."""
         raise NotImplementedError
 

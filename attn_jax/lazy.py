@@ -33,8 +33,8 @@ class Tile:
     """
 
     square: tuple[int, ...]
-    query_positions: Int[Array, "*b 1 t 1"]
-    key_positions: Int[Array, "*b 1 1 s"]
+    query_positions: Int[Array, "*#b 1 t 1"]
+    key_positions: Int[Array, "*#b 1 1 s"]
     query_indices: Int[Array, " t"] | None = None
     key_indices: Int[Array, " s"] | None = None
 
@@ -66,36 +66,26 @@ class Tile:
         """`x`, a scalar or `[*B]`, as `[*B or 1, 1, 1, 1]`."""
         if x.ndim:
             checks.shape(name, x, self.batch, "[] or [*B]")
-        return self._align(x, (1, 1, 1))
+        return _align(x, self.batch, (1, 1, 1))
 
     def per_query(self, name: str, x: Array) -> Array:
         """`x`, `[T]` or `[*B, T]`, as `[*B or 1, 1, t, 1]`."""
-        length = self.square[-2]
-        if x.shape != (length,):
-            checks.shape(name, x, (*self.batch, length), "[T] or [*B, T]")
-        return self.take(self._align(x, (1, length, 1), used=1))
+        return self.take(_along(name, x, self.square, -2))
 
     def per_key(self, name: str, x: Array) -> Array:
         """`x`, `[S]` or `[*B, S]`, as `[*B or 1, 1, 1, s]`."""
-        length = self.square[-1]
-        if x.shape != (length,):
-            checks.shape(name, x, (*self.batch, length), "[S] or [*B, S]")
-        return self.take(self._align(x, (1, 1, length), used=1))
+        return self.take(_along(name, x, self.square, -1))
 
     def per_head(self, name: str, x: Array) -> Array:
         """`x`, `[N]`, as `[1, ..., N, 1, 1]`."""
         checks.shape(name, x, (self.square[-3],), "[N]")
-        return x.reshape((1,) * len(self.batch) + (-1, 1, 1))
-
-    def _align(self, x: Array, tail: tuple[int, ...], used: int = 0) -> Array:
-        lead = x.shape[: x.ndim - used]
-        return x.reshape((1,) * (len(self.batch) - len(lead)) + lead + tail)
+        return _align(x, (*self.batch, self.square[-3]), (1, 1))
 
 
 def whole(
     square: tuple[int, ...],
-    query_positions: Int[Array, "*b t"],
-    key_positions: Int[Array, "*b s"],
+    query_positions: Int[Array, "*#b t"],
+    key_positions: Int[Array, "*#b s"],
     *,
     query_indices: Int[Array, " r"] | None = None,
 ) -> Tile:
@@ -110,12 +100,25 @@ def whole(
     Raises:
         ValueError: positions of another shape.
     """
-    bare = Tile(square, query_positions, key_positions, query_indices)
-    return dataclasses.replace(
-        bare,
-        query_positions=bare.per_query("query_positions", query_positions),
-        key_positions=bare.per_key("key_positions", key_positions),
-    )
+    queries = _along("query_positions", query_positions, square, -2)
+    keys = _along("key_positions", key_positions, square, -1)
+    if query_indices is not None:
+        queries = jnp.take(queries, query_indices, axis=-2)
+    return Tile(square, queries, keys, query_indices)
+
+
+def _along(name: str, x: Array, square: tuple[int, ...], axis: int) -> Array:
+    """`x`, `[T]` or `[*B, T]`, in the square's rank along its T (axis -2) or S (axis -1)."""
+    length, letter = square[axis], "TS"[axis]
+    if x.shape != (length,):
+        checks.shape(name, x, (*square[:-3], length), f"[{letter}] or [*B, {letter}]")
+    aligned = _align(x, (*square[:-3], length), ())
+    return jnp.expand_dims(aligned, (-3, -1) if axis == -2 else (-3, -2))
+
+
+def _align(x: Array, axes: tuple[int, ...], tail: tuple[int, ...]) -> Array:
+    """`x`, whose axes are the last of `axes`, with 1 for those it lacks, then `tail`."""
+    return x.reshape((1,) * (len(axes) - x.ndim) + x.shape + tail)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

@@ -25,7 +25,7 @@ from attn_jax.typing import ArrayLike, Bool, Int
 class Mask(Lazy):
     """A lazy mask."""
 
-    def evaluate(self, tile: Tile) -> Bool[jax.Array, "*b n t s"]:
+    def evaluate(self, tile: Tile) -> Bool[jax.Array, "*#b #n #t #s"]:
         """The mask on `tile`: boolean, of the square's rank, with 1 on axes along which it is constant."""
         raise NotImplementedError
 
@@ -216,8 +216,8 @@ class Segments(Mask):
     entries, not to positions.
     """
 
-    query_ids: Int[ArrayLike, "*b t"]
-    key_ids: Int[ArrayLike, "*b s"] | None = None
+    query_ids: Int[ArrayLike, "*#b t"]
+    key_ids: Int[ArrayLike, "*#b s"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "query_ids", checks.integer_array("query_ids", self.query_ids))

@@ -59,7 +59,7 @@ def rotary_frequencies(
 
 def apply_rotary(
     x: Float[ArrayLike, "*b t n h"],
-    positions: Int[ArrayLike, "*b t"],
+    positions: Int[ArrayLike, "*#b t"],
     *,
     base: float = 10000.0,
     scaling: "Scaling | None" = None,
@@ -108,7 +108,7 @@ def apply_rotary(
 
 
 def sinusoidal(
-    positions: Int[ArrayLike, "*b t"], width: int, *, base: float = 10000.0, dtype: DTypeLike = jnp.float32
+    positions: Int[ArrayLike, "*#b t"], width: int, *, base: float = 10000.0, dtype: DTypeLike = jnp.float32
 ) -> Float[Array, "*b t width"]:
     """Sinusoids to be added to the input: `sin(p f_i)` at 2i and `cos(p f_i)` at 2i + 1, `f_i = base^(-2i/width)`.
 
@@ -135,7 +135,7 @@ def sinusoidal(
     return rearrange(jnp.stack([jnp.sin(angles), jnp.cos(angles)]), "two ... pair -> ... (pair two)").astype(dtype)
 
 
-def learned(table: Float[ArrayLike, "l d"], positions: Int[ArrayLike, "*b t"]) -> Float[Array, "*b t d"]:
+def learned(table: Float[ArrayLike, "l d"], positions: Int[ArrayLike, "*#b t"]) -> Float[Array, "*b t d"]:
     """Looks positions up in a learned table: row p of `table` for position p.
 
     Args:

@@ -87,7 +87,7 @@ def temperature(
 
 
 def rms_norm(
-    x: Float[ArrayLike, "*b t n h"], weight: Float[ArrayLike, " h"] | None = None, *, epsilon: float = 1e-6
+    x: Float[ArrayLike, "*b t n h"], weight: Float[ArrayLike, " h_or_nh"] | None = None, *, epsilon: float = 1e-6
 ) -> Float[Array, "*b t n h"]:
     """Root-mean-square norm, as QK-norm over each head: `x / √(mean(x²) + ε) · weight`.
 

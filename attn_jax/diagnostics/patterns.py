@@ -115,7 +115,7 @@ def mean_distance(
 
 def distance_ratio(
     weights: Float[ArrayLike, "*b n t s"],
-    visible: Bool[ArrayLike, "*b n t s"],
+    visible: Bool[ArrayLike, "..."],
     *,
     without: int | None = None,
     query_positions: Int[ArrayLike, "..."] | None = None,
@@ -168,7 +168,7 @@ def _mean(rows: Float[Array, "*b n t"], included: Bool[Array, "*b n t"]) -> Floa
     return divide(jnp.sum(jnp.where(included, rows, 0.0), axis=-1), count)
 
 
-def _row_distance(p: Float[Array, "*b n t s"], steps: Int[Array, "*b #n t s"]) -> Float[Array, "*b n t"]:
+def _row_distance(p: Float[Array, "*b n t s"], steps: Int[Array, "*#b #n t s"]) -> Float[Array, "*b n t"]:
     return jnp.sum(p * jnp.abs(steps).astype(p.dtype), axis=-1)
 
 

@@ -99,7 +99,7 @@ def effective_scale(
     misfits = jax.lax.map(lambda point: misfit(jnp.broadcast_to(point, o.shape[-2:-1])), grid)  # [points, N]
     best = jnp.argmin(misfits, axis=0)
 
-    def narrow(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+    def narrow(_: Array | int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
         left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
         lower_half = misfit(left) < misfit(right)

@@ -27,7 +27,7 @@ class Logits(NamedTuple):
     """
 
     values: Float[Array, "*b n t s"]
-    visible: Bool[Array, "*b n t s"] | None
+    visible: Bool[Array, "*#b #n #t #s"] | None
 
 
 class Exponentials(NamedTuple):
@@ -137,12 +137,12 @@ def _per_head(scale: float | Array, query: Array) -> Array:
     return scale if scale.ndim == 0 else scale.reshape((1,) * (query.ndim - 2) + (-1, 1))
 
 
-def _seeing_queries(visible: Bool[Array, "*b n t s"]) -> Bool[Array, "*b t n 1"]:
+def _seeing_queries(visible: Bool[Array, "*#b #n #t #s"]) -> Bool[Array, "*#b #t #n 1"]:
     """Queries that see at least one key."""
     return jnp.swapaxes(visible.any(axis=-1), -1, -2)[..., None]
 
 
-def _seen_keys(visible: Bool[Array, "*b n t s"], num_kv_heads: int) -> Bool[Array, "*b s k 1"]:
+def _seen_keys(visible: Bool[Array, "*#b #n #t #s"], num_kv_heads: int) -> Bool[Array, "*#b #s #k 1"]:
     """Keys that at least one query of their group sees."""
     seen = visible.any(axis=-2)
     if seen.shape[-2] != 1:

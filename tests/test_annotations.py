@@ -1,0 +1,89 @@
+"""The shapes in the signatures are true: public functions, called under a type checker that reads them."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+# In an interpreter of its own: the checker rewrites modules as they are imported, and would answer bad arguments before
+# our own checks do.
+SCRIPT = """
+from jaxtyping import install_import_hook
+hook = install_import_hook("attn_jax", "beartype.beartype")
+
+import jax, jax.numpy as jnp, numpy as np
+import attn_jax
+from attn_jax import biases, diagnostics, masks, positions, projections, scaling
+from attn_jax.nn import MultiHeadAttention, Transformer, TransformerConfig
+from flax import nnx
+
+rng = np.random.default_rng(0)
+normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+called = []
+
+def call(function, *arguments, **options):
+    called.append(function.__name__)
+    return jax.jit(lambda *arguments: function(*arguments, **options))(*arguments)
+
+for batch in ((), (2, 3)):
+    query, key, value = normal(*batch, 5, 4, 8), normal(*batch, 7, 2, 8), normal(*batch, 7, 2, 3)
+    lengths = jnp.full(batch, 4)
+    options = {
+        "bias": biases.Alibi(4) + normal(5, 7),
+        "mask": masks.Causal() & masks.Segments(jnp.zeros((*batch, 5), int), jnp.zeros(7, int)) | masks.GlobalTokens(1),
+        "key_value_seq_lengths": lengths, "query_positions": jnp.arange(5) + 2, "sinks": normal(4),
+    }
+    call(attn_jax.dot_product_attention, query, key, value, **options, return_residual=True)
+    call(attn_jax.dot_product_attention, query, key, value, dropout_rate=0.1, dropout_rng=jax.random.key(0))
+    weights = call(attn_jax.attention_weights, query, key, **options)
+    call(diagnostics.attention_statistics, query, key, **options, statistics=diagnostics.ALL)
+    call(diagnostics.attention_with_statistics, query, key, value, **options, rows=jnp.array([1, 3]))
+    call(diagnostics.summarize_heads, query, key, is_causal=True)
+    for measure in (diagnostics.logit_spectrum, diagnostics.logit_ranks):
+        call(measure, query, key)
+    call(diagnostics.effective_scale, query, key, value, normal(*batch, 5, 4, 3))
+    for measure in (
+        diagnostics.entropy, diagnostics.entropy_from_logits, diagnostics.entropy_without, diagnostics.effective_rank,
+        diagnostics.softmax_jacobian_norm, diagnostics.softmax_jacobian_trace, diagnostics.numerical_rank,
+        diagnostics.stable_rank, diagnostics.sink_mass, diagnostics.mean_distance, diagnostics.rank_one_residual,
+    ):
+        call(measure, weights)
+    call(diagnostics.distance_ratio, weights, jnp.ones((5, 7), bool))
+    square = attn_jax.attention_weights(key, key)
+    for measure in (diagnostics.diagonal_mass, diagnostics.previous_token_mass, diagnostics.score_asymmetry):
+        call(measure, square)
+    call(diagnostics.normalized_entropy, weights, visible_keys=jnp.full((5,), 7))
+    call(diagnostics.participation, normal(*batch, 5) ** 2)
+    call(diagnostics.entropy_lower_bound, normal(*batch, 5) ** 2, jnp.full((5,), 7))
+
+    x = normal(*batch, 5, 16)
+    heads = call(projections.split_heads, x, num_heads=4)
+    call(projections.merge_heads, heads)
+    call(projections.project_qkv, x, normal(16, 4, 8), normal(16, 2, 8), normal(16, 2, 3), normal(4, 8))
+    call(projections.project_qkv, x, normal(16, 4, 8), None, normal(16, 4, 3), context=normal(*batch, 7, 16))
+    call(projections.project_qkv_fused, x, normal(16, 4 * 8 + 2 * 8 + 2 * 3), num_heads=4, head_width=8, num_kv_heads=2, value_width=3)
+    call(projections.project_out, normal(*batch, 5, 4, 3), normal(4, 3, 16), normal(16))
+    call(positions.apply_rotary, query, jnp.arange(5), interleaved=True)
+    call(positions.apply_rotary, query, jnp.zeros((*batch, 5), int), scaling=positions.YaRN(2.0, 16))
+    call(positions.sinusoidal, jnp.arange(5), width=16)
+    call(positions.learned, normal(9, 16), jnp.zeros((*batch, 5), int))
+    call(scaling.temperature, query, normal(4))
+    call(scaling.rms_norm, query, normal(8))
+    call(scaling.rms_norm, query, normal(32))
+    call(scaling.l2_norm, query)
+    call(scaling.soft_cap, weights, cap=3.0)
+
+config = TransformerConfig(vocabulary_size=11, num_layers=2, model_width=16, num_heads=4, num_kv_heads=2)
+model = Transformer(config, rngs=nnx.Rngs(0))
+logits, statistics = model(jnp.zeros((2, 5), int), jnp.array([3, 5]), return_statistics=True)
+assert logits.shape == (2, 5, 11)
+layer = MultiHeadAttention(16, 4, num_kv_heads=2, qk_norm="rms", positions="relative", use_sinks=True, rngs=nnx.Rngs(0))
+assert layer(normal(2, 5, 16), normal(2, 7, 16)).shape == (2, 5, 16)
+print(len(called))
+"""
+
+
+def test_signatures_under_a_type_checker():
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert int(ran.stdout) > 80

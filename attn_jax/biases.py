@@ -34,7 +34,11 @@ class Sum(Bias):
     right: Bias
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> jax.Array:
-        return self.left.evaluate(tile, dtype) + self.right.evaluate(tile, dtype)
+        left, right = self.left.evaluate(tile, dtype), self.right.evaluate(tile, dtype)
+        total = left + right
+        # Two finite minima are still an ordinary number, not a mask.
+        overflowed = jnp.isneginf(total) & ~jnp.isneginf(left) & ~jnp.isneginf(right)
+        return jnp.where(overflowed, jnp.finfo(dtype).min, total)
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:

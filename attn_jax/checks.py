@@ -39,6 +39,8 @@ def floating_array(name: str, x: Any) -> Array:
     array = as_array(name, x)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name} must have a floating dtype, got {array.dtype}")
+    if array.dtype.itemsize < 2:
+        raise TypeError(f"{name} must have a floating dtype of 16 bits or more, got {array.dtype}")
     return array
 
 
@@ -52,6 +54,17 @@ def integer_array(name: str, x: Any) -> Array:
     if isinstance(x, np.ndarray) and x.size and not limits.min <= x.min() <= x.max() <= limits.max:
         raise ValueError(f"{name} must fit {array.dtype}, got values from {x.min()} to {x.max()}")
     return array
+
+
+def wide_integers(name: str, x: Any) -> Array:
+    """`x` as signed integers of at least 32 bits: narrow or unsigned ones wrap around in sums and differences."""
+    array = integer_array(name, x)
+    wide = jax.dtypes.canonicalize_dtype(jnp.promote_types(array.dtype, jnp.int32))
+    if jnp.issubdtype(array.dtype, jnp.unsignedinteger) and array.dtype.itemsize >= wide.itemsize:
+        if not is_concrete(array):
+            raise TypeError(f"{name} must have a signed integer dtype, got {array.dtype}")
+        within(name, array, 0, int(jnp.iinfo(wide).max))
+    return array.astype(wide)
 
 
 def rank(name: str, x: ArrayLike, ranks: int | Collection[int], axes: str) -> None:
@@ -103,15 +116,7 @@ def grouped_heads(num_heads: int, num_kv_heads: int) -> int:
 
 def finite_number(name: str, x: Any, *, positive: bool = False, least: float = -math.inf) -> float:
     """`x` as a finite Python float, positive or at least `least` if asked."""
-    if isinstance(x, (np.ndarray, jax.Array)):
-        is_number = x.ndim == 0 and (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer))
-    else:
-        is_number = isinstance(x, numbers.Real) and not isinstance(x, bool)
-    if not is_number:
-        raise TypeError(f"{name} must be one number, got {_kind(x)}")
-    if not is_concrete(x):
-        raise TypeError(f"{name} must be a concrete number, got a traced value")
-    number = float(x)
+    number = _number(name, x)
     if not math.isfinite(number) or (positive and number <= 0):
         raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite, got {number}")
     if number < least:
@@ -121,15 +126,25 @@ def finite_number(name: str, x: Any, *, positive: bool = False, least: float = -
 
 def rate(name: str, x: Any) -> float:
     """`x` as a dropout rate in [0, 1)."""
-    if isinstance(x, (bool, np.bool_)) or np.ndim(x) or not is_concrete(x):
-        raise TypeError(f"{name} must be a concrete number in [0, 1), got {_kind(x)}")
-    try:
-        number = float(x)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a number in [0, 1), got {_kind(x)}") from error
+    number = _number(name, x)
     if not 0.0 <= number < 1.0:  # NaN fails too
         raise ValueError(f"{name} must lie in [0, 1), got {number}")
     return number
+
+
+def _number(name: str, x: Any) -> float:
+    if isinstance(x, (np.ndarray, jax.Array)):
+        is_number = x.ndim == 0 and (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer))
+    else:
+        is_number = isinstance(x, numbers.Real) and not isinstance(x, bool)
+    if not is_number:
+        raise TypeError(f"{name} must be one number, got {_kind(x)}")
+    if not is_concrete(x):
+        raise TypeError(f"{name} must be a concrete number, got a traced value")
+    try:
+        return float(x)
+    except OverflowError:  # an int beyond float64, on either side
+        return math.inf
 
 
 def boolean(name: str, x: Any) -> bool:
@@ -160,8 +175,8 @@ def prng_key(name: str, x: Any) -> Array:
     """`x` as a single PRNG key: `jax.random.key(seed)` or the older uint32 pair."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and x.shape == ():
         return x
-    if isinstance(x, (jax.Array, np.ndarray)) and x.dtype == np.uint32 and np.ndim(x) == 1:
-        return jax.random.wrap_key_data(jnp.asarray(x))
+    if isinstance(x, (jax.Array, np.ndarray)) and x.dtype == np.uint32 and x.shape == (2,):
+        return jax.random.wrap_key_data(jnp.asarray(x), impl="threefry2x32")
     came = f"{x.dtype} of shape {np.shape(x)}" if hasattr(x, "dtype") else _kind(x)
     raise TypeError(f"{name} must be one key, as made by jax.random.key(seed); got {came}")
 

@@ -6,6 +6,7 @@ traced, mapped and differentiated.
 """
 
 import dataclasses
+import typing
 from typing import Any, dataclass_transform
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from attn_jax import checks
 from attn_jax.typing import Array, Int
 
-_STATIC = (bool, int, float, str, tuple, type(None))
+_NUMBERS = (bool, int, float, str, type(None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Tile:
 
     Attributes:
         square: shape `(*B, N, T, S)` of the whole problem, of which this is a part.
+        keys_in_place: whether key j sits at position j, so that S is the length of the sequence.
         query_positions: int `[*B or 1, 1, t, 1]`, the positions of the tile's queries.
         key_positions: int `[*B or 1, 1, 1, s]`.
         query_indices: int `[t]`, which of the T queries these are; None for all of them.
@@ -37,6 +39,7 @@ class Tile:
     key_positions: Int[Array, "*#b 1 1 s"]
     query_indices: Int[Array, " t"] | None = None
     key_indices: Int[Array, " s"] | None = None
+    keys_in_place: bool = True
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -88,6 +91,7 @@ def whole(
     key_positions: Int[Array, "*#b s"],
     *,
     query_indices: Int[Array, " r"] | None = None,
+    keys_in_place: bool = True,
 ) -> Tile:
     """The tile that covers the square, or the rows `query_indices` of it.
 
@@ -96,6 +100,7 @@ def whole(
         query_positions: int `[T]` or `[*B, T]`, for every query of the square.
         key_positions: int `[S]` or `[*B, S]`.
         query_indices: int `[R]`, the rows to keep; None keeps all.
+        keys_in_place: as in `Tile`.
 
     Raises:
         ValueError: positions of another shape.
@@ -104,7 +109,7 @@ def whole(
     keys = _along("key_positions", key_positions, square, -1)
     if query_indices is not None:
         queries = jnp.take(queries, query_indices, axis=-2)
-    return Tile(square, queries, keys, query_indices)
+    return Tile(square, queries, keys, query_indices, keys_in_place=keys_in_place)
 
 
 def _along(name: str, x: Array, square: tuple[int, ...], axis: int) -> Array:
@@ -125,7 +130,8 @@ def _align(x: Array, axes: tuple[int, ...], tail: tuple[int, ...]) -> Array:
 class Lazy:
     """Base of masks and biases: makes each subclass a frozen dataclass and a pytree.
 
-    A field that holds a number, a string, a tuple or None is static; anything else is a child.
+    A field annotated as a number is static, one annotated as a mask, a bias or an array is a child. One annotated as
+    either is what it holds when it is built.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -145,24 +151,35 @@ class Lazy:
     def __hash__(self) -> int:
         return hash(jax.tree_util.tree_structure(self))
 
-
-def _fields(lazy: Any) -> list[tuple[str, Any]]:
-    return [(field.name, getattr(lazy, field.name)) for field in dataclasses.fields(lazy)]
-
-
-def _flatten_with_keys(lazy: Lazy) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, bool, Any], ...]]:
-    children, static = [], []
-    for name, value in _fields(lazy):
-        is_static = isinstance(value, _STATIC)
-        static.append((name, is_static, value if is_static else None))
-        if not is_static:
-            children.append((jax.tree_util.GetAttrKey(name), value))
-    return children, tuple(static)
+    def __bool__(self) -> bool:
+        raise TypeError(f"{type(self).__name__} has no truth value: combine masks by &, | and ~, and biases by +")
 
 
-def _build(cls: type[Lazy], static: tuple[tuple[str, bool, Any], ...], children: Any) -> Lazy:
+def _static_names(lazy: Lazy) -> tuple[str, ...]:
+    if not hasattr(lazy, "_static"):
+        names = []
+        for field in dataclasses.fields(lazy):  # pyright: ignore[reportArgumentType]
+            kinds = typing.get_args(field.type) or (field.type,)
+            number = [kind in _NUMBERS for kind in kinds]
+            if all(number) or (any(kind is int for kind in kinds) and isinstance(getattr(lazy, field.name), int)):
+                names.append(field.name)
+        object.__setattr__(lazy, "_static", tuple(names))
+    return lazy._static  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _flatten_with_keys(lazy: Lazy) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, Any], ...]]:
+    static, children = _static_names(lazy), []
+    for field in dataclasses.fields(lazy):  # pyright: ignore[reportArgumentType]
+        if field.name not in static:
+            children.append((jax.tree_util.GetAttrKey(field.name), getattr(lazy, field.name)))
+    return children, tuple((name, getattr(lazy, name)) for name in static)
+
+
+def _build(cls: type[Lazy], static: tuple[tuple[str, Any], ...], children: Any) -> Lazy:
     # Past the constructor and its checks: JAX also unflattens with placeholders in place of arrays.
-    lazy, rest = object.__new__(cls), iter(children)
-    for name, is_static, value in static:
-        object.__setattr__(lazy, name, value if is_static else next(rest))
+    lazy = object.__new__(cls)
+    names = [name for name, _ in static]
+    others = [field.name for field in dataclasses.fields(cls) if field.name not in names]  # pyright: ignore[reportArgumentType]
+    for name, value in [*static, *zip(others, children, strict=True), ("_static", tuple(names))]:
+        object.__setattr__(lazy, name, value)
     return lazy

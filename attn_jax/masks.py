@@ -11,6 +11,7 @@ An attention pattern is a small lazy object that reads positions and is evaluate
 combined by `&`, `|` and `~`. In the formulas q is the position of the query, k that of the key.
 """
 
+import numbers
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from attn_jax import checks
 from attn_jax.hashing import combine
 from attn_jax.lazy import Lazy, Tile, whole
 from attn_jax.typing import ArrayLike, Bool, Int
+
+_FAR = 2**31 - 1  # farther than any two positions are apart
 
 
 class Mask(Lazy):
@@ -93,9 +96,9 @@ class LocalWindow(Mask):
         distance = tile.key_positions - tile.query_positions
         inside = jnp.ones_like(distance, bool)
         if self.left is not None:
-            inside &= distance >= -self.left
+            inside &= distance >= -min(self.left, _FAR)
         if self.right is not None:
-            inside &= distance <= self.right
+            inside &= distance <= min(self.right, _FAR)
         return inside
 
 
@@ -149,7 +152,7 @@ class Strided(Mask):
         object.__setattr__(self, "stride", checks.positive_int("stride", self.stride))
 
     def evaluate(self, tile: Tile) -> jax.Array:
-        return (tile.query_positions - tile.key_positions) % self.stride == 0
+        return (tile.query_positions - tile.key_positions) % min(self.stride, _FAR) == 0
 
 
 class Dilated(Mask):
@@ -171,20 +174,26 @@ class Dilated(Mask):
 class RandomBlocks(Mask):
     """Each block of queries sees `per_row` blocks of keys drawn by `seed` (Zaheer et al. 2020, section 2).
 
-    The `ceil(S / block)` blocks of keys are cut into `per_row` equal strata and one block is drawn from each, so the
-    draws are distinct, and every tiling and every shard finds the same ones.
+    The `ceil(length / block)` blocks of keys are cut into `per_row` equal strata and one block is drawn from each, so
+    the draws are distinct, and every tiling and every shard finds the same ones. `length` is that of the sequence:
+    None for the number of keys, which says it only where keys sit at 0..S-1.
     """
 
     seed: int
     per_row: int
     block: int
+    length: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("per_row", 1), ("block", 1)):
             object.__setattr__(self, name, checks.positive_int(name, getattr(self, name), least=least))
+        if self.length is not None:
+            object.__setattr__(self, "length", checks.positive_int("length", self.length))
 
     def evaluate(self, tile: Tile) -> jax.Array:
-        blocks = -(-tile.square[-1] // self.block)
+        if self.length is None and not tile.keys_in_place:
+            raise ValueError("length of RandomBlocks must be given where key_positions are, got None")
+        blocks = -(-(self.length or tile.square[-1]) // self.block)
         if self.per_row >= blocks:
             return jnp.ones_like(tile.key_positions + tile.query_positions, bool)
         query_block, key_block = tile.query_positions // self.block, tile.key_positions // self.block
@@ -203,7 +212,7 @@ class Padding(Mask):
     lengths: Int[ArrayLike, "*b"]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", checks.integer_array("lengths", self.lengths))
+        object.__setattr__(self, "lengths", _counts("lengths", self.lengths))
 
     def evaluate(self, tile: Tile) -> jax.Array:
         return tile.key_positions < tile.per_item("lengths", jnp.asarray(self.lengths))
@@ -220,9 +229,9 @@ class Segments(Mask):
     key_ids: Int[ArrayLike, "*#b s"] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "query_ids", checks.integer_array("query_ids", self.query_ids))
+        object.__setattr__(self, "query_ids", checks.wide_integers("query_ids", self.query_ids))
         if self.key_ids is not None:
-            object.__setattr__(self, "key_ids", checks.integer_array("key_ids", self.key_ids))
+            object.__setattr__(self, "key_ids", checks.wide_integers("key_ids", self.key_ids))
 
     def evaluate(self, tile: Tile) -> jax.Array:
         key_ids = self.query_ids if self.key_ids is None else self.key_ids
@@ -270,13 +279,21 @@ def materialize(mask: Mask, query_length: int, key_length: int | None = None) ->
     >>> materialize(SlidingWindow(2), 3).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    key_length = query_length if key_length is None else key_length
+    query_length = checks.positive_int("query_length", query_length, least=0)
+    key_length = query_length if key_length is None else checks.positive_int("key_length", key_length, least=0)
     square = (1, query_length, key_length)
-    values = mask.evaluate(whole(square, jnp.arange(query_length), jnp.arange(key_length)))
+    values = as_mask("mask", mask).evaluate(whole(square, jnp.arange(query_length), jnp.arange(key_length)))
     return jnp.broadcast_to(values, square)[0]
 
 
 def _count_or_array(name: str, x: Any) -> Any:
-    if isinstance(x, int):
-        return checks.positive_int(name, x, least=0)
-    return checks.integer_array(name, x)
+    """A number, at most what int32 holds, or an array of them."""
+    if isinstance(x, numbers.Integral):
+        return min(checks.positive_int(name, x, least=0), _FAR)
+    return _counts(name, x)
+
+
+def _counts(name: str, x: Any) -> jax.Array:
+    counts = checks.wide_integers(name, x)
+    checks.within(name, counts, 0)
+    return counts

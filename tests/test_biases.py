@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_jax import attention_weights, biases, masks
+from attn_jax import attention_weights, biases, dot_product_attention, masks
 from attn_jax.lazy import whole
 from tests import oracles
 
@@ -95,6 +95,16 @@ def test_learned_table_has_gradients():
     q, k = np.arange(5)[:, None], np.arange(7)[None, :]
     np.add.at(counts, oracles.relative_bucket(q, k, buckets=8, bidirectional=True, max_distance=6), 1)
     np.testing.assert_allclose(gradient, 2 * TABLE * counts[:, None], rtol=1e-5)
+
+
+def test_two_finite_minima_are_still_no_mask():
+    least = np.full((1, 4), np.finfo(np.float32).min, np.float32)
+    x, value = np.zeros((4, 1, 2), np.float32), np.arange(4, dtype=np.float32)[:, None, None]
+    query = x[:1]
+    for bias in (biases.Array(least), biases.Array(least) + least, biases.Array(least) + least + least):
+        np.testing.assert_allclose(dot_product_attention(query, x, value, bias), [[[1.5]]])
+    hidden = np.array([[-np.inf, 0, 0, 0]], np.float32)
+    np.testing.assert_allclose(dot_product_attention(query, x, value, biases.Array(least) + hidden), [[[2.0]]])
 
 
 def test_equal_biases_share_a_trace():

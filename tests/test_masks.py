@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_jax import biases, masks
+from attn_jax import attention_weights, biases, masks
 from attn_jax.lazy import whole
 from tests import oracles
 
@@ -84,6 +84,18 @@ def test_random_blocks():
     assert np.asarray(masks.materialize(masks.RandomBlocks(0, 10, 4), 8, 40)).all()
 
 
+def test_random_blocks_of_a_shard_are_those_of_the_whole():
+    mask = masks.RandomBlocks(0, 3, 2, length=104)
+    whole_row = np.asarray(mask.evaluate(whole((1, 1, 104), jnp.array([100]), jnp.arange(104))))[0, 0]
+    shard = whole((1, 1, 4), jnp.array([100]), jnp.arange(100, 104), keys_in_place=False)
+    np.testing.assert_array_equal(np.asarray(mask.evaluate(shard))[0, 0], whole_row[100:])
+    assert whole_row.sum() == 6
+    np.testing.assert_array_equal(masks.materialize(mask, 104), masks.materialize(masks.RandomBlocks(0, 3, 2), 104))
+    x = np.zeros((1, 1, 2), np.float32)
+    with pytest.raises(ValueError, match="length of RandomBlocks must be given where key_positions are, got None"):
+        attention_weights(x, x, mask=masks.RandomBlocks(0, 1, 2), key_positions=np.array([100]))
+
+
 def test_random_blocks_are_drawn_evenly():
     values = np.asarray(masks.materialize(masks.RandomBlocks(seed=0, per_row=3, block=1), 4000, 30))
     # 4000 draws of one in ten, thrice: 400 expected, standard deviation 19.
@@ -132,6 +144,60 @@ def test_pytree():
     assert mapped.sum((1, 2, 3)).tolist() == [1, 3]
 
 
+def test_a_mask_may_be_partly_mapped():
+    lengths, ids = jnp.array([1, 3]), jnp.array([0, 0, 1, 1])
+
+    def count(mask):
+        return mask.evaluate(whole((1, 4, 4), jnp.arange(4), jnp.arange(4))).sum()
+
+    mask = masks.Padding(lengths) & masks.Segments(ids)
+    actual = jax.vmap(count, in_axes=(masks.And(0, None),))(mask)
+    assert actual.tolist() == [count(masks.Padding(n) & masks.Segments(ids)) for n in lengths]
+
+
+def test_mapping_a_number_over_leaves_keeps_them_leaves():
+    mask = masks.PrefixLM(np.array([3])) & masks.Padding(np.array([2])) & masks.Segments(np.array([0, 1]))
+    for numbers in (jax.tree.map(lambda x: 0, mask), jax.tree.map(lambda x: float(x.sum()), mask)):
+        assert len(jax.tree.leaves(numbers)) == 3
+    assert jax.tree.leaves(masks.PrefixLM(3)) == []
+    assert len({masks.PrefixLM(3), masks.PrefixLM(np.int64(3)), masks.PrefixLM(np.uint8(3))}) == 1
+
+
+def test_a_mask_has_no_truth_value():
+    with pytest.raises(TypeError, match="Causal has no truth value: combine masks by"):
+        masks.Causal() and masks.SlidingWindow(2)
+
+
+@pytest.mark.parametrize(
+    ("far", "near"),
+    [
+        (masks.LocalWindow(2**40, 0), masks.Causal()),
+        (masks.SlidingWindow(2**31), masks.Causal()),
+        (masks.Strided(2**40), masks.LocalWindow(0, 0)),
+        (masks.Dilated(2**20, 0, 2**20), masks.LocalWindow(0, 0)),
+        (masks.PrefixLM(2**40), masks.LocalWindow(None, None)),
+        (masks.GlobalTokens(2**31), masks.LocalWindow(None, None)),
+    ],
+)
+def test_numbers_beyond_any_length(far, near):
+    np.testing.assert_array_equal(masks.materialize(far, 6), masks.materialize(near, 6))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "int64"])
+def test_arrays_of_any_integer_type(dtype):
+    queries, keys = jnp.arange(300), jnp.arange(300)
+    for build in (
+        masks.Padding,
+        masks.PrefixLM,
+        masks.GlobalTokens,
+        lambda n: masks.Segments(jnp.zeros(300, int), n + np.zeros(300, dtype)),
+    ):
+        narrow, wide = (
+            build(np.array(100, kind)).evaluate(whole((1, 300, 300), queries, keys)) for kind in (dtype, "int32")
+        )
+        np.testing.assert_array_equal(narrow, wide)
+
+
 def test_equality_and_hash_are_by_value():
     kinds = [masks.Causal(), masks.SlidingWindow(2), masks.SlidingWindow(3), masks.LocalWindow(2, 0), ~masks.Causal()]
     for (i, one), (j, other) in itertools.product(enumerate(kinds), repeat=2):
@@ -163,6 +229,14 @@ def test_operators_take_arrays():
         (lambda: masks.Segments(np.zeros(3)), "query_ids must have an integer dtype"),
         (lambda: masks.Array(np.ones((2, 2))), "mask must be boolean, True = may attend; got dtype float32"),
         (lambda: masks.Array(None), "mask must be an array, got NoneType None"),
+        (lambda: masks.PrefixLM(np.int64(-2)), "n must be at least 0, got -2"),
+        (lambda: masks.PrefixLM(np.array([-1, 3])), "n must be at least 0, got values in -1..3"),
+        (lambda: masks.Padding(np.array([-1, 2])), "lengths must be at least 0, got values in -1..2"),
+        (lambda: masks.Padding(np.array([2**31 + 5], np.uint32)), "lengths must lie in 0..2147483647"),
+        (lambda: masks.Segments(np.array([2**31 + 1], np.uint32)), "query_ids must lie in 0..2147483647"),
+        (lambda: masks.RandomBlocks(0, 1, 1, length=0), "length must be at least 1"),
+        (lambda: masks.materialize(masks.Causal(), 2.5), "query_length must be an integer"),
+        (lambda: masks.materialize(np.ones((2, 2)), 2), "mask must be boolean"),
         (lambda: masks.Causal() & biases.Alibi(2), "mask must be a mask, got the attn_jax.biases.Alibi"),
     ],
 )

@@ -83,7 +83,8 @@ def attention_statistics(
         key: `[*B, S, K, H]`.
         bias, mask, options: as for `attn_jax.dot_product_attention`.
         statistics: names of fields of `AttentionStatistics`; `ALL` for every one.
-        rows: int `[R]`, the queries to measure; None for all.
+        rows: int `[R]`, the queries to measure; None for all. A traced row that is not there reads NaN, and -1 in the
+            counts.
 
     Returns:
         The fields asked for, `[*B, T, N]` (`[*B, R, N]`), at least float32; entropy and log-sum-exp are differentiable.
@@ -98,7 +99,16 @@ def attention_statistics(
     """
     names, options = _names(statistics), only_attention_options("attention_statistics", options)
     problem = prepare(query, key, None, bias, mask, rows=rows, **options)
-    return _measure(problem, dense.compute_logits(problem), names)
+    statistics_of_rows = _measure(problem, dense.compute_logits(problem), names)
+    if rows is None or checks.is_concrete(rows):  # concrete ones were checked
+        return statistics_of_rows
+    there = (jnp.asarray(rows) >= 0) & (jnp.asarray(rows) < problem.tile.square[-2])
+
+    def mark(field: Array) -> Array:
+        nothing = jnp.nan if jnp.issubdtype(field.dtype, jnp.floating) else -1
+        return jnp.where(there.reshape((1,) * (field.ndim - 2) + (-1, 1)), field, nothing)
+
+    return jax.tree.map(mark, statistics_of_rows)
 
 
 def attention_with_statistics(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_jax import biases, checks, masks
+from attn_jax import biases, checks, masks, scaling
 from attn_jax.lazy import Tile, whole
 from attn_jax.typing import Array, ArrayLike, Float, Int
 
@@ -152,13 +152,11 @@ def prepare(
         value=arrays.get("value"),
         bias=lazy_bias,
         mask=combined,
-        scale=_scale(scale, arrays["query"].shape[-1], square[-3]),
-        logits_soft_cap=None
-        if logits_soft_cap is None
-        else checks.finite_number("logits_soft_cap", logits_soft_cap, positive=True),
+        scale=_scale(scale, arrays["query"]),
+        logits_soft_cap=None if logits_soft_cap is None else scaling.check_cap("logits_soft_cap", logits_soft_cap),
         sinks=None if sinks is None else _sinks(sinks, square[-3]),
         dropout=_dropout(dropout_rate, dropout_rng),
-        precision=precision,
+        precision=_precision(precision),
         is_causal=bool(is_causal),
         window=window,
         tile=tile,
@@ -225,9 +223,10 @@ def _positions(
             ("key_positions", key_positions, key_length),
         )
     }
-    starts = _wide_integers("query_offset", offset)
+    starts = checks.wide_integers("query_offset", offset)
     if starts.ndim:
         checks.shape("query_offset", starts, square[:-3], "[] or [*B]")
+    checks.within("query_offset", starts, -(2**30), 2**31 - 1 - query_length)  # distances fit int32
     queries, keys = explicit["query_positions"], explicit["key_positions"]
     if queries is None:
         steps = jnp.arange(query_length, dtype=starts.dtype)
@@ -238,21 +237,16 @@ def _positions(
     if any(x is not None for x in explicit.values()):
         slots = _Slots(*(None if x is None else x >= 0 for x in explicit.values()))
     keys = jnp.arange(key_length) if keys is None else keys
-    return whole(square, queries, keys, query_indices=rows), slots
-
-
-def _wide_integers(name: str, x: ArrayLike) -> Array:
-    """`x` as signed integers of at least 32 bits: narrow or unsigned ones wrap around in sums and differences."""
-    integers = checks.integer_array(name, x)
-    return integers.astype(jax.dtypes.canonicalize_dtype(jnp.promote_types(integers.dtype, jnp.int32)))
+    tile = whole(square, queries, keys, query_indices=rows, keys_in_place=explicit["key_positions"] is None)
+    return tile, slots
 
 
 def _explicit_positions(name: str, x: ArrayLike, batch: tuple[int, ...], length: int) -> Array:
-    positions = _wide_integers(name, x)
+    positions = checks.wide_integers(name, x)
     letter = "T" if name == "query_positions" else "S"
     if positions.shape != (length,):
         checks.shape(name, positions, (*batch, length), f"[{letter}] or [*B, {letter}]")
-    checks.within(name, positions, -1)  # -1 is an empty slot
+    checks.within(name, positions, -1, 2**31 - 1)  # -1 is an empty slot
     return positions
 
 
@@ -279,7 +273,7 @@ def _lengths(square: tuple[int, ...], queries: ArrayLike | None, keys: ArrayLike
         if lengths is None:
             flags.append(None)
             continue
-        lengths = _wide_integers(name, lengths)
+        lengths = checks.wide_integers(name, lengths)
         if not square[:-3] and lengths.shape == (1,):  # as jax.nn takes them for unbatched arrays
             lengths = lengths.reshape(())
         if lengths.ndim:
@@ -298,17 +292,35 @@ def _check_squares(bias: biases.Bias | None, mask: masks.Mask | None, tile: Tile
         jax.eval_shape(lambda: bias.evaluate(tile, jnp.float32))
 
 
-def _scale(scale: float | ArrayLike | None, head_width: int, num_heads: int) -> float | Array:
+def _scale(scale: float | ArrayLike | None, query: Float[Array, "*b t n h"]) -> float | Array:
+    num_heads, head_width = query.shape[-2:]
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
     if scale is None:
         return 1.0 / math.sqrt(head_width)
     if np.ndim(scale) == 0 and checks.is_concrete(scale):
-        return checks.finite_number("scale", scale)
+        number = checks.finite_number("scale", scale)
+        if abs(number) > float(jnp.finfo(dtype).max):
+            raise ValueError(f"scale must be finite in {dtype}, got {number}")
+        return number
     scale = checks.floating_array("scale", scale)
     if scale.ndim:
         checks.shape("scale", scale, (num_heads,), "[] or [N]")
-    if checks.is_concrete(scale) and not np.isfinite(np.asarray(scale)).all():  # NumPy: readable under jit too
+    if checks.is_concrete(scale) and not np.isfinite(np.asarray(scale, np.float64)).all():
         raise ValueError(f"scale must be finite, got {np.asarray(scale)}")
     return scale
+
+
+def _precision(precision: jax.lax.PrecisionLike) -> jax.lax.PrecisionLike:
+    """As it is, if the matrix product takes it."""
+    if precision is not None:
+        x = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+        try:
+            jax.eval_shape(lambda a, b: jax.lax.dot(a, b, precision=precision), x, x)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"precision must be None, 'default', 'high', 'highest' or as in jax.lax.dot_general; got {precision!r}"
+            ) from error
+    return precision
 
 
 def _sinks(sinks: ArrayLike, num_heads: int) -> Float[Array, " n"]:

@@ -170,7 +170,7 @@ def choose_implementation(
         dropout_rate=dropout_rate, dropout_rng=dropout_rng,
         **only_attention_options("choose_implementation", options),
     )  # fmt: skip
-    return _choose(problem, implementation, return_residual)
+    return _choose(problem, implementation, checks.boolean("return_residual", return_residual))
 
 
 def attention_weights(

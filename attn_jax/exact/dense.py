@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from attn_jax.exact.arguments import Problem
 from attn_jax.exact.dropout import apply_dropout
+from attn_jax.scaling import soft_cap
 from attn_jax.typing import Array, Bool, Float
 
 
@@ -73,9 +74,7 @@ def compute_logits(problem: Problem) -> Logits:
         logits = logits + bias
     if visible is not None:  # before the cap, so that what stands behind the mask has no gradient through it
         logits = jnp.where(visible, logits, 0)
-    if problem.logits_soft_cap is not None:
-        logits = problem.logits_soft_cap * jnp.tanh(logits / problem.logits_soft_cap)
-    return Logits(logits, visible)
+    return Logits(soft_cap(logits, problem.logits_soft_cap), visible)
 
 
 def exponentiate(logits: Logits) -> Exponentials:

@@ -26,7 +26,7 @@ def keep_mask(dropout: Dropout, tile: Tile) -> Bool[Array, "*b n t s"]:
     column_bits = combine(second, columns.reshape(*pad, 1, -1))
     # A bit costs one hash: the words of its row and of its column, stirred together.
     bits = combine(row_bits, column_bits)
-    return bits >= jnp.uint32(round(dropout.rate * 2**32))
+    return bits >= jnp.uint32(min(round(dropout.rate * 2**32), 2**32 - 1))
 
 
 def apply_dropout(dropout: Dropout, weights: Array, tile: Tile) -> Array:

@@ -62,6 +62,17 @@ def test_chosen_rows(kind):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
 
 
+def test_traced_rows_that_are_not_there_are_marked():
+    measured = jax.jit(lambda rows: attention_statistics(QUERY, KEY, is_causal=True, statistics=ALL, rows=rows))
+    actual = measured(np.array([-1, 2, 100]))
+    for name in ALL:
+        field = np.asarray(getattr(actual, name))
+        nothing = np.nan if field.dtype.kind == "f" else -1
+        np.testing.assert_array_equal(field[:, [0, 2]], np.full((2, 2, 4), nothing), err_msg=name)
+    every = attention_statistics(QUERY, KEY, is_causal=True, statistics=ALL)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[:, 1], b[:, 2], rtol=1e-5, atol=1e-6), actual, every)
+
+
 def test_only_what_was_asked_for():
     statistics = attention_statistics(QUERY, KEY)
     assert tuple(name for name in ALL if getattr(statistics, name) is not None) == tuple(n for n in ALL if n in DEFAULT)
@@ -159,6 +170,9 @@ def test_jit_and_vmap():
     [
         ({"statistics": ("entropie",)}, "statistics must be one of 'logsumexp', .*; got 'entropie'"),
         ({"statistics": "entropy"}, "statistics must be a sequence of names, got the string 'entropy'"),
+        ({"statistics": None}, "statistics must be a sequence of names, got None"),
+        ({"statistics": 3}, "statistics must be a sequence of names, got 3"),
+        ({"statistics": iter(("entropy",))}, "statistics must be a sequence of names, got <"),
         ({"rows": np.array([5])}, "rows must lie in 0..4, got values in 5..5"),
         ({"rows": np.array([0.5])}, "rows must have an integer dtype"),
         ({"rows": np.array([[0]])}, r"rows must have rank 1, \[R\]"),
@@ -168,3 +182,6 @@ def test_jit_and_vmap():
 def test_bad_arguments(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         attention_statistics(QUERY, KEY, **options)
+    if "statistics" in options:
+        with pytest.raises((TypeError, ValueError), match=message):
+            attention_with_statistics(QUERY, KEY, VALUE, **options)

@@ -94,8 +94,26 @@ def test_concrete_arguments_inside_jit_are_checked():
     assert attend(jnp.array([1, 2]), np.arange(5)).shape == QUERY.shape
     with pytest.raises(ValueError, match=r"key_value_seq_lengths must lie in 0..7, got values in 1..8"):
         attend(jnp.array([1, 8]), np.arange(5))
-    with pytest.raises(ValueError, match="query_positions must be at least -1"):
+    with pytest.raises(ValueError, match="query_positions must lie in -1"):
         attend(jnp.array([1, 2]), jnp.arange(5) - 3)
+
+
+@pytest.mark.parametrize("cap", [1.2e-38, 1e-30, 1e30, 1.1e30, 3.4e38, 1e39, 1e300])
+def test_soft_caps_at_the_ends_of_the_range(cap):
+    mask = np.tri(5, 7, k=1, dtype=bool)
+    output, gradient = jax.value_and_grad(
+        lambda q: (dot_product_attention(q, KEY, VALUE, mask=mask, logits_soft_cap=cap) ** 2).sum()
+    )(jnp.asarray(QUERY).at[0, 0].set(0.0))
+    assert np.isfinite(output)
+    assert np.isfinite(gradient).all()
+    if cap >= 1e30:
+        capped = dot_product_attention(QUERY, KEY, VALUE, logits_soft_cap=cap)
+        np.testing.assert_allclose(capped, dot_product_attention(QUERY, KEY, VALUE), rtol=1e-5, atol=1e-6)
+
+
+def test_choose_checks_its_arguments():
+    with pytest.raises(TypeError, match="return_residual must be True or False, got str 'no'"):
+        choose_implementation(QUERY, KEY, VALUE, return_residual="no")
 
 
 def test_options_are_those_of_the_signature():
@@ -144,13 +162,19 @@ def test_options_are_those_of_the_signature():
         ({"query_offset": np.zeros(3, int)}, r"query_offset must have shape \[\] or \[\*B\] = \(2,\), got \(3,\)"),
         ({"query_offset": 1, "query_positions": np.arange(5)}, "give one of them"),
         ({"query_positions": np.arange(4)}, r"query_positions must have shape \[T\] or \[\*B, T\] = \(2, 5\), got \(4,\)"),
-        ({"key_positions": np.arange(7) - 2}, "key_positions must be at least -1, got values in -2..4"),
+        ({"key_positions": np.arange(7) - 2}, "key_positions must lie in -1..2147483647, got values in -2..4"),
         ({"key_positions": np.arange(7.0)}, "key_positions must have an integer dtype"),
         ({"logits_soft_cap": 0.0}, "logits_soft_cap must be positive and finite, got 0.0"),
         ({"logits_soft_cap": -1.0}, "logits_soft_cap must be positive and finite"),
         ({"logits_soft_cap": float("inf")}, "logits_soft_cap must be positive and finite"),
         ({"sinks": np.zeros(2, np.float32)}, r"sinks must have shape \[N\] = \(4,\), got \(2,\)"),
         ({"sinks": np.zeros(4, int)}, "sinks must have a floating dtype"),
+        ({"query_offset": 2**31 - 3}, "query_offset must lie in -1073741824..2147483642, got values in 2147483645..2147483645"),
+        ({"scale": 1e39}, "scale must be finite in float32, got 1e[+]39"),
+        ({"scale": 10**400}, "scale must be finite, got inf"),
+        ({"precision": "exact"}, "precision must be None, 'default', 'high', 'highest' or as in .*; got 'exact'"),
+        ({"logits_soft_cap": 1e-39}, "logits_soft_cap must be at least 1.17549e-38, got 1e-39"),
+        ({"query": jnp.zeros(QUERY.shape, jnp.float8_e4m3fn)}, "query must have a floating dtype of 16 bits or more, got float8_e4m3fn"),
         ({"implementation": "flash"}, "implementation must be one of 'dense', 'xla', 'cudnn', None; got 'flash'"),
     ],
 )  # fmt: skip

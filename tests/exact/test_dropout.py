@@ -46,6 +46,10 @@ def test_bits_do_not_depend_on_the_tile():
     np.testing.assert_array_equal(draw(rows=jnp.asarray(rows)), draw()[:, :, rows])
 
 
+def test_a_rate_just_below_one():
+    assert not draw(1 - 1e-12).any()
+
+
 def test_keys_draw_differently():
     draws = [draw(key=jax.random.key(seed)) for seed in range(4)]
     for i, one in enumerate(draws):
@@ -76,6 +80,9 @@ def test_attention_uses_exactly_this_mask():
         (1.0, jax.random.key(0), r"dropout_rate must lie in \[0, 1\), got 1.0"),
         (float("nan"), jax.random.key(0), r"dropout_rate must lie in \[0, 1\), got nan"),
         (0.5, None, "dropout_rng must be a key where dropout_rate > 0, got None"),
+        ("0.5", jax.random.key(0), "dropout_rate must be one number, got str '0.5'"),
+        (b"0.5", jax.random.key(0), "dropout_rate must be one number, got bytes"),
+        (0.5, np.zeros(3, np.uint32), "dropout_rng must be one key, .* got uint32 of shape"),
         (0.5, 7, "dropout_rng must be one key, as made by jax.random.key"),
         (0.5, jax.random.split(jax.random.key(0), 3), "dropout_rng must be one key"),
     ],

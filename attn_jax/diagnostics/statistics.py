@@ -141,15 +141,17 @@ def attention_with_statistics(
         raise TypeError("value must be an array, got None")
     problem = prepare(query, key, value, bias, mask, dropout_rate=dropout_rate, dropout_rng=dropout_rng, **options)
     logits = dense.compute_logits(problem)
-    output = dense.fetch(problem, dense.softmax(problem, logits), logits)
+    exponentials = dense.exponentiate(logits)
+    output = dense.fetch(problem, logits, exponentials, dense.share(problem, exponentials))
     if rows is None:
         return output, _measure(problem, logits, names)
     return output, attention_statistics(query, key, bias, mask, statistics=names, rows=rows, **options)
 
 
 def _names(statistics: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(statistics, str):
-        raise TypeError(f"statistics must be a sequence of names, got the string {statistics!r}")
+    if isinstance(statistics, str) or not isinstance(statistics, Sequence):
+        kind = "the string " if isinstance(statistics, str) else ""
+        raise TypeError(f"statistics must be a sequence of names, got {kind}{statistics!r}")
     for name in statistics:
         checks.one_of("statistics", name, ALL)
     return tuple(statistics)
@@ -159,7 +161,7 @@ def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> 
     """The fields `names`. What they share is written once; what nobody asks for is not computed under `jit`."""
     values, visible = logits
     exponentials, total, shift, empty = dense.exponentiate(logits)
-    logsumexp = jnp.log(total) + shift
+    shares = dense.share(problem, dense.Exponentials(exponentials, total, shift, empty))
     count = jnp.asarray(values.shape[-1]) if visible is None else _count(visible, values.shape)
     count = jnp.broadcast_to(count, values.shape[:-1])
 
@@ -195,13 +197,9 @@ def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> 
     def logit_variance() -> Array:
         return mean((values - mean(values)[..., None]) ** 2)
 
-    def sink_share() -> Array:
-        share = dense.softmax(problem, logits).sink_share
-        return jnp.zeros(values.shape[:-1], values.dtype) if share is None else share
-
     queries, keys = problem.tile.query_positions, problem.tile.key_positions
     measures = {
-        "logsumexp": lambda: jnp.where(empty, -jnp.inf, logsumexp).squeeze(-1),
+        "logsumexp": lambda: shares.logsumexp.squeeze(-1),
         "entropy": entropy,
         "normalized_entropy": normalized_entropy,
         "max_logit": lambda: largest(values, -jnp.inf),
@@ -216,7 +214,7 @@ def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> 
         "mean_distance": lambda: expectation(jnp.abs(queries - keys).astype(values.dtype)),
         "first_key_mass": lambda: expectation((keys == 0).astype(values.dtype)),
         "diagonal_mass": lambda: expectation((keys == queries).astype(values.dtype)),
-        "sink_share": sink_share,
+        "sink_share": lambda: shares.sink.squeeze(-1),
         "visible_keys": lambda: count,
     }
     return AttentionStatistics(**{name: jnp.swapaxes(measures[name](), -1, -2) for name in names})

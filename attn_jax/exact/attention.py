@@ -199,7 +199,7 @@ def attention_weights(
     [0.5, 0.5, 0.0]
     """
     problem = prepare(query, key, None, bias, mask, **only_attention_options("attention_weights", options))
-    return dense.softmax(problem, dense.compute_logits(problem)).weights
+    return dense.weights(problem)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,19 +41,26 @@ class Exponentials(NamedTuple):
     empty: Bool[Array, "*b n t 1"]
 
 
-class Softmax(NamedTuple):
-    """Weights `[*B, N, T, S]` and, per row `[*B, N, T]`, the log-sum-exp and the share of the sink (None without)."""
+class Shares(NamedTuple):
+    """Per row `[*B, N, T, 1]`: the log-sum-exp of the keys, and how they and the sink divide the softmax."""
 
-    weights: Float[Array, "*b n t s"]
-    logsumexp: Float[Array, "*b n t"]
-    sink_share: Float[Array, "*b n t"] | None
+    logsumexp: Float[Array, "*b n t 1"]
+    keys: Float[Array, "*b n t 1"]
+    sink: Float[Array, "*b n t 1"]
 
 
 def attention(problem: Problem) -> tuple[Float[Array, "*b t n v"], Float[Array, "*b t n"]]:
     """The output and the log-sum-exp of a problem."""
     logits = compute_logits(problem)
-    softmaxed = softmax(problem, logits)
-    return fetch(problem, softmaxed, logits), jnp.swapaxes(softmaxed.logsumexp, -1, -2)
+    exponentials = exponentiate(logits)
+    shares = share(problem, exponentials)
+    return fetch(problem, logits, exponentials, shares), jnp.swapaxes(shares.logsumexp.squeeze(-1), -1, -2)
+
+
+def weights(problem: Problem) -> Float[Array, "*b n t s"]:
+    """The weights of a problem, before dropout."""
+    exponentials = exponentiate(compute_logits(problem))
+    return exponentials.values / exponentials.total * share(problem, exponentials).keys
 
 
 def compute_logits(problem: Problem) -> Logits:
@@ -90,32 +97,33 @@ def exponentiate(logits: Logits) -> Exponentials:
     return Exponentials(exponentials, jnp.where(total == 0, 1, total), shift, total == 0)
 
 
-def softmax(problem: Problem, logits: Logits) -> Softmax:
-    """Route: softmax over the visible keys, and the sink if there is one."""
-    exponentials, total, shift, empty = exponentiate(logits)
-    logsumexp = jnp.log(total) + shift
-    factor, share = 1 / total, None
+def share(problem: Problem, exponentials: Exponentials) -> Shares:
+    """What the keys of each row get of its softmax, and what the sink gets: all to the keys where there is none."""
+    logsumexp = jnp.log(exponentials.total) + exponentials.shift
+    keys, sink = jnp.ones_like(logsumexp), jnp.zeros_like(logsumexp)
     if problem.sinks is not None:
-        # The keys share what the sink leaves: e^lse / (e^lse + e^sink).
-        sink = problem.tile.per_head("sinks", problem.sinks.astype(total.dtype))
-        factor = factor * jnp.exp(-jax.nn.softplus(sink - logsumexp))  # sigmoid, with an exact derivative
-        share = jnp.where(empty, 1, jax.nn.sigmoid(sink - logsumexp)).squeeze(-1)
-    logsumexp = jnp.where(empty, -jnp.inf, logsumexp).squeeze(-1)
-    return Softmax(exponentials * factor, logsumexp, share)
+        # e^lse / (e^lse + e^sink): a sigmoid, as exp(-softplus) for the sake of its derivative far from 0.
+        difference = problem.tile.per_head("sinks", problem.sinks.astype(logsumexp.dtype)) - logsumexp
+        keys = jnp.exp(-jax.nn.softplus(difference))
+        sink = jnp.where(exponentials.empty, 1, jax.nn.sigmoid(difference))
+    return Shares(jnp.where(exponentials.empty, -jnp.inf, logsumexp), keys, sink)
 
 
-def fetch(problem: Problem, softmaxed: Softmax, logits: Logits) -> Float[Array, "*b t n v"]:
+def fetch(problem: Problem, logits: Logits, exponentials: Exponentials, shares: Shares) -> Float[Array, "*b t n v"]:
     """Fetch: the values by their weights, after dropout, in the query's dtype."""
     assert problem.value is not None
-    value, weights = problem.value.astype(problem.accumulation_dtype), softmaxed.weights
+    value, numerators = problem.value.astype(problem.accumulation_dtype), exponentials.values
     if logits.visible is not None:
         value = jnp.where(_seen_keys(logits.visible, problem.num_kv_heads), value, 0)
     if problem.dropout is not None:
-        weights = apply_dropout(problem.dropout, weights, problem.tile)
-    *batch, num_heads, query_length, key_length = weights.shape
-    grouped = weights.reshape(*batch, *_groups(num_heads, problem.num_kv_heads), query_length, key_length)
-    output = jnp.einsum("...kgts,...skv->...tkgv", grouped, value, precision=problem.precision)
-    return output.reshape(*batch, query_length, num_heads, value.shape[-1]).astype(problem.query.dtype)
+        numerators = apply_dropout(problem.dropout, numerators, problem.tile)
+    *batch, num_heads, query_length, key_length = numerators.shape
+    grouped = numerators.reshape(*batch, *_groups(num_heads, problem.num_kv_heads), query_length, key_length)
+    sums = jnp.einsum("...kgts,...skv->...tkgv", grouped, value, precision=problem.precision)
+    sums = sums.reshape(*batch, query_length, num_heads, value.shape[-1])
+    # Divided last, [T, V] instead of [T, S]: equal weights over ones then give exactly 1.
+    output = sums / jnp.swapaxes(exponentials.total, -2, -3) * jnp.swapaxes(shares.keys, -2, -3)
+    return output.astype(problem.query.dtype)
 
 
 def _match(query: Array, key: Array, precision: jax.lax.PrecisionLike) -> Float[Array, "*b n t s"]:

@@ -1,14 +1,27 @@
 """Lists the experiments: `python -m experiments`."""
 
-from experiments import registry
+import sys
+from collections.abc import Sequence
+
+from experiments import command_line, registry
+from experiments.command_line import CommandError
 from experiments.progress import Table, show
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; its status."""
+    return command_line.run(_main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    for argument in argv[1:]:
+        if argument not in ("-h", "--help"):
+            raise CommandError(f"unexpected argument {argument!r}; one experiment: python -m experiments.NAME --help")
     rows = tuple((e.name, e.question, e.claims, e.time) for e in registry.entries())
     show(Table("Experiments: python -m experiments.NAME --help", ("name", "question", "claims", "time"), rows))
-    print("All of them, and the report: python -m experiments.reproduce --preset=quick")
+    command_line.say("All of them, and the report: python -m experiments.reproduce --preset=quick")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

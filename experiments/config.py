@@ -7,6 +7,7 @@ that was given overrides the preset.
 
 import dataclasses
 import math
+import re
 import shlex
 import typing
 from collections.abc import Mapping, Sequence
@@ -70,14 +71,16 @@ def parse(kind: type[Config], argv: Sequence[str], *, presets: Sequence[str], ou
     values = flags.FlagValues()  # our own, not the global one: parsing leaves nothing behind
     flags.DEFINE_enum("preset", "quick", presets, "how much to measure", flag_values=values)
     flags.DEFINE_string("out", out, "directory of the results", flag_values=values)
-    flags.DEFINE_boolean("help", False, "show this help", flag_values=values)
+    flags.DEFINE_flag(_switch("help", "show this help"), values)
     types = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        define = flags.DEFINE_boolean if types[field.name] is bool else None
-        if define is not None:
-            define(field.name, None, field.metadata["help"], flag_values=values)
+        if types[field.name] is bool:
+            flags.DEFINE_flag(_switch(field.name, field.metadata["help"]), values)
         else:
             flags.DEFINE(_parser(types[field.name]), field.name, None, field.metadata["help"], flag_values=values)
+    for argument in argv[1:]:
+        if found := re.match(r"--?(undefok|flagfile)(=|$)", argument):  # absl's own, which would hide wrong flags
+            raise ValueError(f"flag --{found[1]} is not known; flags are listed by --help")
     try:
         rest = values(list(argv))[1:]
     except flags.Error as error:
@@ -120,6 +123,24 @@ class _Items(flags.ArgumentParser):
             raise ValueError(f"{part!r} is not {self.noun}") from None
 
 
+class _Switch(flags.ArgumentParser):
+    """true or false, in the spellings that absl knows."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def parse(self, argument: str) -> bool:
+        try:
+            return flags.BooleanParser().parse(argument)
+        except ValueError:
+            message = f"flag --{self.name} must be true or false, got {argument!r}"
+            raise flags.IllegalFlagValueError(message) from None
+
+
+def _switch(name: str, help_text: str) -> flags.Flag:
+    return flags.Flag(_Switch(name), None, name, None, help_text, boolean=True)
+
+
 class _Number(flags.ArgumentParser):
     def __init__(self, kind: type[int] | type[float], noun: str):
         self.kind, self.noun = kind, noun
@@ -159,6 +180,8 @@ def _check(field: dataclasses.Field, kind: Any, value: Any) -> None:
         right = isinstance(item, kind) or (kind is float and isinstance(item, int))
         if not right or (isinstance(item, bool) and kind is not bool):
             raise ValueError(f"{name} must hold {kind.__name__}, got {item!r}")
+        if isinstance(item, str) and any("\ud800" <= letter <= "\udfff" for letter in item):  # bytes that are not UTF-8
+            raise ValueError(f"{name} must be Unicode text, got {item!r}")
         limits = field.metadata
         if isinstance(item, float) and not math.isfinite(item):
             raise ValueError(f"{name} must be finite, got {item}")

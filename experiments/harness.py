@@ -14,6 +14,7 @@ unit so that an interrupted run continues, and writes what `run` returned.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -23,9 +24,10 @@ from typing import Any, Generic, NoReturn, TypeVar
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments import artifacts, progress
-from experiments.artifacts import OutputError, Row, Store
+from experiments import artifacts, command_line, progress
+from experiments.artifacts import Row, Store
 from experiments.claims import Outcome
+from experiments.command_line import CommandError, say
 from experiments.config import Config, describe, parse
 from experiments.progress import Table
 
@@ -34,7 +36,7 @@ PRESETS = ("smoke", "quick", "full")
 C = TypeVar("C", bound=Config)
 
 
-class InputError(Exception):
+class InputError(CommandError):
     """Something the user named (a file, a model) cannot be used; the message says why in one line."""
 
 
@@ -148,6 +150,7 @@ def run(
 
 def record_of(experiment: Experiment[C], config: C, *, preset: str, command: str) -> dict[str, Any]:
     """What config.json holds: enough to run it again, nothing that differs between equal runs."""
+    machine = artifacts.describe_machine()  # first: reading the inputs may need a device
     return {
         "experiment": experiment.name,
         "question": experiment.question,
@@ -156,7 +159,7 @@ def record_of(experiment: Experiment[C], config: C, *, preset: str, command: str
         "seed": config.seed,
         "flags": config.as_dict(),
         "inputs": dict(experiment.inputs(config)),
-        **artifacts.describe_machine(),
+        **machine,
     }
 
 
@@ -172,41 +175,32 @@ def write(experiment: Experiment[C], result: Result, store: Store) -> None:
 
 def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> NoReturn:
     """The command line of an experiment. Wrong flags end with one line and status 2, and nothing is written."""
-    sys.exit(_main(experiment, sys.argv if argv is None else argv))
+    sys.exit(command_line.run(functools.partial(_main, experiment), argv))
 
 
 def _main(experiment: Experiment[Any], argv: Sequence[str]) -> int:
     default_out = f"results/{experiment.name}"
-    try:
+    with command_line.refusing():
         asked = parse(experiment.config, argv, presets=PRESETS, out=default_out)
-        if asked.help:
-            print(
-                experiment.documentation.strip(),
-                "\n\nFlags:\n" + describe(experiment.config, experiment.presets, out=default_out),
-            )
-            return 0
+    if asked.help:
+        flags = describe(experiment.config, experiment.presets, out=default_out)
+        say(f"{experiment.documentation.strip()}\n\nFlags:\n{flags}")
+        return 0
+    with command_line.refusing():
         config = asked.configuration(experiment.config, experiment.presets)
         record = record_of(experiment, config, preset=asked.preset, command=asked.command(experiment.name))
-        units = _units(experiment, config)
-    except (ValueError, TypeError, OSError, InputError) as error:
-        return _fail(error)
-    try:
-        with artifacts.open_store(asked.out, record) as (store, replaced):
-            if replaced:
-                print(replaced, flush=True)
-            with progress.watch(experiment.name, len(units)) as report:
-                result = run(experiment, config, store=store, report=report)
-            write(experiment, result, store)
-    except (OutputError, InputError) as error:
-        return _fail(error)
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
+        units = [unit.name for unit in _units(experiment, config)]
+    with artifacts.open_store(asked.out, record, units) as (store, replaced):
+        if replaced:
+            say(replaced)
+        with progress.watch(experiment.name, len(units)) as report:
+            result = run(experiment, config, store=store, report=report)
+        write(experiment, result, store)
     for table in result.tables:
         progress.show(table)
     if result.claims:
         progress.show(verdicts(result.claims))
-    print(f"wrote {asked.out}")
+    say(f"wrote {asked.out}")
     return 0
 
 
@@ -222,8 +216,3 @@ def _units(experiment: Experiment[C], config: C) -> Sequence[Unit]:
     if len(set(names)) != len(names):
         raise RuntimeError(f"units of {experiment.name} must have different names, got {names}")
     return units
-
-
-def _fail(error: Exception) -> int:
-    print("error: " + " ".join(str(error).split()), file=sys.stderr)
-    return 2

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from experiments.command_line import printable, say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ def watch(name: str, total: int) -> Iterator[Report]:
         def line(unit: str, seconds: float | None) -> None:
             nonlocal done
             done += 1
-            print(f"[{done}/{total}] {name}: {unit}, {_took(seconds)}", flush=True)
+            say(f"[{done}/{total}] {name}: {unit}, {_took(seconds)}")
 
         yield line
         return
@@ -56,13 +59,17 @@ def watch(name: str, total: int) -> Iterator[Report]:
 
 
 def show(table: Table) -> None:
-    """Prints a table; what the cells hold is text, never markup."""
-    drawn = RichTable(title=Text(table.title), title_justify="left")
+    """Prints a table; what the cells hold is text, never markup and never a terminal's commands."""
+    drawn = RichTable(title=Text(printable(table.title)), title_justify="left")
     for column in table.columns:
-        drawn.add_column(Text(column), overflow="fold")
+        drawn.add_column(Text(printable(column)), overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(drawn)
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
+    terminal, encoding = sys.stdout.isatty(), sys.stdout.encoding or "utf-8"
+    page = io.TextIOWrapper(io.BytesIO(), encoding, errors="replace")  # in memory: only `say` meets a full disk
+    Console(file=page, force_terminal=terminal, width=None if terminal else 120).print(drawn)
+    page.seek(0)
+    say(page.read().rstrip("\n"))
 
 
 def cells(rows: Sequence[Sequence[object]]) -> tuple[tuple[str, ...], ...]:

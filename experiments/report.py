@@ -18,7 +18,8 @@ import pandas as pd
 from experiments import artifacts
 from experiments.verdicts import VERDICTS
 
-NEEDED = ("question", "command", "preset", "seed", "flags", "versions", "device", "source")  # of config.json
+TITLE = "Claims about attention: the report"
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, jinja2.TemplateError)
 LAYERED = {"layer", "measure", "value"}  # columns of measurements that are told layer by layer
 
 
@@ -48,14 +49,18 @@ def load_run(directory: pathlib.Path) -> Run | None:
     record = artifacts.read_record(directory)
     if record is None or not (directory / "claims.json").exists():
         return None
-    if missing := [name for name in NEEDED if name not in record]:
-        raise artifacts.OutputError(f"{directory / 'config.json'} lacks {', '.join(missing)}")
     try:
-        claims = json.loads((directory / "claims.json").read_text("utf-8"))
-        shown = directory / "summary.json"
-        summary = json.loads(shown.read_text("utf-8")) if shown.exists() else {}
-    except ValueError as error:
-        raise artifacts.OutputError(f"{directory} holds JSON that cannot be read: {error}") from error
+        run = _read_run(directory, record)
+        render([run])  # what the page cannot show is broken, whatever is wrong with it
+    except BROKEN as error:
+        raise artifacts.OutputError(f"{directory} holds results that cannot be shown: {error}") from error
+    return run
+
+
+def _read_run(directory: pathlib.Path, record: Mapping[str, Any]) -> Run:
+    claims = json.loads((directory / "claims.json").read_text("utf-8"))
+    shown = directory / "summary.json"
+    summary = json.loads(shown.read_text("utf-8")) if shown.exists() else {}
     figure = directory / "figure.png"
     image = f"data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}" if figure.exists() else None
     tables = summary.get("tables") or _by_layer(directory / "measurements.csv")
@@ -73,8 +78,21 @@ def build(out: pathlib.Path, names: Sequence[str], failed: Sequence[str] = ()) -
             run = None
             broken += [name] if name not in broken else []
         runs += [] if run is None else [run]
-    page = out / "report" / "index.html"
+    page = reserve(out)
     artifacts.write_atomic(page, render(runs, broken).encode())
+    return page
+
+
+def reserve(out: pathlib.Path) -> pathlib.Path:
+    """The page's path under `out`, made sure that it can be written and is nobody else's. Raises OutputError."""
+    page = out / "report" / "index.html"
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        theirs = page.exists() and TITLE not in page.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise artifacts.unwritable(out, error) from error
+    if theirs:
+        raise artifacts.foreign(out, "report/index.html")
     return page
 
 
@@ -89,7 +107,7 @@ def render(runs: Sequence[Run], failed: Sequence[str] = ()) -> str:
     )
     environment.filters["measured"] = spell
     counts = {verdict: sum(c["verdict"] == verdict for run in runs for c in run.claims) for verdict in VERDICTS}
-    return environment.get_template("report.html.j2").render(runs=runs, failed=failed, counts=counts)
+    return environment.get_template("report.html.j2").render(title=TITLE, runs=runs, failed=failed, counts=counts)
 
 
 def spell(entry: Mapping[str, Any]) -> str:

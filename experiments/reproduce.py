@@ -9,11 +9,13 @@ missing, and the exit status is not 0. Run again, it continues where it stopped.
 import dataclasses
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from experiments import artifacts, report
+from experiments import command_line, report
+from experiments.command_line import say
 from experiments.config import Config, describe, option, parse
 from experiments.registry import REPRODUCED
 
@@ -29,36 +31,47 @@ class ReproduceConfig(Config):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; its status."""
+    return command_line.run(_main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     presets = {preset: {} for preset in PRESETS}
-    try:
-        asked = parse(ReproduceConfig, sys.argv if argv is None else argv, presets=PRESETS, out="results")
-        if asked.help:
-            print((__doc__ or "").strip() + "\n\nFlags:\n" + describe(ReproduceConfig, presets, out="results"))
-            return 0
+    with command_line.refusing():
+        asked = parse(ReproduceConfig, argv, presets=PRESETS, out="results")
+    if asked.help:
+        say((__doc__ or "").strip() + "\n\nFlags:\n" + describe(ReproduceConfig, presets, out="results"))
+        return 0
+    with command_line.refusing():
         config = asked.configuration(ReproduceConfig, presets)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     out = pathlib.Path(asked.out)
+    report.reserve(out)  # before minutes of work
     failed = [name for name in config.only if not run_one(name, asked.preset, config.seed, out / name)]
-    try:
-        page = report.build(out, REPRODUCED, failed)
-    except artifacts.OutputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    page = report.build(out, REPRODUCED, failed)
     if failed:
         print(f"error: failed: {', '.join(failed)}", file=sys.stderr, flush=True)
-    print(page)
+    say(str(page))
     return 1 if failed else 0
 
 
 def run_one(name: str, preset: str, seed: int, out: pathlib.Path) -> bool:
     """Runs one experiment in a fresh process, whose output passes through; whether it succeeded."""
-    print(f"== {name}", flush=True)
+    say(f"== {name}")
     flags = [f"--preset={preset}", f"--seed={seed}", f"--out={out}"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", f"experiments.{name}", *flags]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode == 0
+    # Ctrl-C reaches both processes. The experiment inherits a blocked SIGINT: it is said once, here. Its parts stay.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as process:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            return process.wait() == 0
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+                if sys.stdout.isatty():
+                    say("\x1b[?25h")  # its progress bar had hidden the cursor
 
 
 if __name__ == "__main__":

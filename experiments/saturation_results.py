@@ -1,7 +1,7 @@
 """What the measurements of `softmax_saturation` say: verdicts, tables and the figure."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,16 +9,11 @@ from matplotlib.figure import Figure
 
 from experiments import claims, estimates, figures
 from experiments.progress import Table, cells
+from experiments.saturation_config import SATURATION, SCALES, SaturationConfig
 from experiments.verdicts import Outcome
 
-if TYPE_CHECKING:
-    from experiments.softmax_saturation import SaturationConfig
 
-SCALES = ("none", "inverse_sqrt")
-SATURATION = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0)  # r = sd / √(2 ln n)
-
-
-def judge(config: "SaturationConfig", measurements: pd.DataFrame) -> list[Outcome]:
+def judge(config: SaturationConfig, measurements: pd.DataFrame) -> list[Outcome]:
     longest, n, widths = max(config.lengths), config.gradient_length, config.widths
     common, widest = widths.index(config.common), -1
     fixed: dict[str, Any] = {"seeds": config.seeds, "rows": config.rows}
@@ -107,7 +102,7 @@ def judge(config: "SaturationConfig", measurements: pd.DataFrame) -> list[Outcom
     return [fourth, fifth, jacobian_claim, seventh]
 
 
-def tables(config: "SaturationConfig", measurements: pd.DataFrame) -> list[Table]:
+def tables(config: SaturationConfig, measurements: pd.DataFrame) -> list[Table]:
     """Largest weight and entropy against d_k, scaled and not, at every n; and what the gradient keeps."""
     lengths, found = sorted(config.lengths), []
     names = {"max_weight": "Mean largest weight", "normalized_entropy": "Mean normalised entropy"}
@@ -136,7 +131,7 @@ def by_width(measurements: pd.DataFrame, part: str, arm: str, measure: str, leng
     return estimates.by_run(chosen if length is None else chosen.query("length == @length"), "head_dim")
 
 
-def onset(config: "SaturationConfig", measurements: pd.DataFrame, length: int) -> np.ndarray:
+def onset(config: SaturationConfig, measurements: pd.DataFrame, length: int) -> np.ndarray:
     """`[seeds]`: the d_k at which the mean largest unscaled weight passes 1/2; NaN if the sweep does not reach it."""
     logs = np.log(config.widths)
     found = []
@@ -150,7 +145,7 @@ def onset(config: "SaturationConfig", measurements: pd.DataFrame, length: int) -
     return np.asarray(found)
 
 
-def onset_exponent(config: "SaturationConfig", measurements: pd.DataFrame) -> estimates.Estimate:
+def onset_exponent(config: SaturationConfig, measurements: pd.DataFrame) -> estimates.Estimate:
     """Slope of ln d_k at the onset on ln ln n, over the lengths whose onset lies inside the sweep."""
     onsets = {n: onset(config, measurements, n) for n in sorted(config.lengths)}
     reached = [n for n, values in onsets.items() if np.isfinite(values).all()]
@@ -159,7 +154,7 @@ def onset_exponent(config: "SaturationConfig", measurements: pd.DataFrame) -> es
     return estimates.slope(np.log(np.log(reached)), np.log(np.stack([onsets[n] for n in reached], axis=1)))
 
 
-def gaussian_end(config: "SaturationConfig", measurements: pd.DataFrame) -> np.ndarray:
+def gaussian_end(config: SaturationConfig, measurements: pd.DataFrame) -> np.ndarray:
     """`[seeds]`: the r at which the entropy is first 0.1 nats away from ln n − v/2, at the gradients' n."""
     chosen = measurements.query("part == 'small_variance' and length == @config.gradient_length")
     errors = np.abs(estimates.by_run(chosen, "ratio"))
@@ -169,7 +164,7 @@ def gaussian_end(config: "SaturationConfig", measurements: pd.DataFrame) -> np.n
     return ratios[before] + (0.1 - low) / np.where(high == low, 1.0, high - low) * (ratios[after] - ratios[before])
 
 
-def figure(config: "SaturationConfig", measurements: pd.DataFrame) -> Figure:
+def figure(config: SaturationConfig, measurements: pd.DataFrame) -> Figure:
     drawn, axes = figures.panels(2, 3)
     widths, lengths, n = config.widths, sorted(config.lengths), config.gradient_length
     sharp, entropies, onsets, gradients, validity, jacobian = axes.flat

@@ -8,7 +8,6 @@ The largest weight and the entropy against the width d_k and the number of keys 
 of H ≈ ln n − v/2; the gradient at the logits, at q and at the projections; the whole Jacobian; two other readings of d.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -19,56 +18,12 @@ from attn_jax import scaling
 from attn_jax.typing import Array
 from experiments import harness, saturation_results
 from experiments.artifacts import Row
-from experiments.config import Config, option
 from experiments.harness import Experiment, Result, Unit
 from experiments.sampling import cut_to_widths, each_seed, measure_rows, rows_of
-from experiments.saturation_results import SATURATION, SCALES
+from experiments.saturation_config import SATURATION, SCALES, SaturationConfig
 
 READINGS = ("inverse_sqrt", "inverse_sqrt_model", "half_inverse", "half_inverse_sqrt")
 VALUE_WIDTH = 64
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SaturationConfig(Config):
-    """Flags of this experiment."""
-
-    head_dims: tuple[int, ...] = option(
-        (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048), "head widths d_k", least=1, most=16384
-    )
-    lengths: tuple[int, ...] = option((16, 64, 256, 1024, 4096), "numbers of keys n", least=4, most=65536)
-    gradient_length: int = option(256, "n of the gradients (one of lengths)", least=4, most=65536)
-    jacobian_length: int = option(64, "n of the full Jacobian", least=4, most=1024)
-    rows: int = option(32, "queries of a seed", least=2, most=4096)
-    seeds: int = option(16, "independent seeds", least=2, most=4096)
-    model_width: int = option(512, "model width D, for 1/√D and the projections", least=8, most=8192)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.head_dims) < 2:
-            raise ValueError(f"head_dims must hold at least two widths, got {self.head_dims}")
-        if len(self.lengths) < 2:
-            raise ValueError(f"lengths must hold at least two numbers of keys, got {self.lengths}")
-        if not self.projected:
-            raise ValueError(
-                f"head_dims must hold a width of at most model_width = {self.model_width}, got {self.head_dims}"
-            )
-        if self.gradient_length not in self.lengths:
-            raise ValueError(f"gradient_length must be one of lengths, {self.lengths}; got {self.gradient_length}")
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """The head widths, ascending."""
-        return tuple(sorted(self.head_dims))
-
-    @property
-    def common(self) -> int:
-        """The widest head in common use that is swept."""
-        return max((width for width in self.widths if width <= 128), default=self.widths[0])
-
-    @property
-    def projected(self) -> tuple[int, ...]:
-        """The widths that a model of width D can have."""
-        return tuple(width for width in self.widths if width <= self.model_width)
 
 
 def units(config: SaturationConfig) -> list[Unit]:

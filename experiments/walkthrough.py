@@ -24,6 +24,7 @@ from attn_jax.diagnostics import attention_statistics
 from attn_jax.typing import Array
 from experiments import figures, harness
 from experiments.artifacts import Row
+from experiments.command_line import printable
 from experiments.config import Config, option
 from experiments.harness import Experiment, Result, Unit
 from experiments.progress import Table
@@ -222,16 +223,16 @@ def _weights(asked: pd.DataFrame) -> np.ndarray:
 
 
 def figure(config: WalkthroughConfig, measurements: pd.DataFrame) -> Figure:
-    weights = _weights(measurements.query("arm == 'asked'"))[:4]
+    weights, words = _weights(measurements.query("arm == 'asked'"))[:4], [printable(word) for word in config.words]
     drawn, axes = figures.panels(1, len(weights), width=3.4, height=3.6)
     for head, (one, square) in enumerate(zip(axes[0], weights, strict=True)):
         one.grid(visible=False)
         one.imshow(square, vmin=0, vmax=1, cmap="viridis")
         one.set_title(f"head {head}")
         one.set_xlabel("key")
-        if len(config.words) <= 16:
-            one.set_xticks(range(len(config.words)), config.words, rotation=60, ha="right", parse_math=False)
-            one.set_yticks(range(len(config.words)), config.words, parse_math=False)
+        if len(words) <= 16:
+            one.set_xticks(range(len(words)), words, rotation=60, ha="right", parse_math=False)
+            one.set_yticks(range(len(words)), words, parse_math=False)
     axes[0, 0].set_ylabel("query")
     drawn.colorbar(axes[0, 0].images[0], ax=axes, label="weight")
     return drawn

@@ -52,7 +52,13 @@ def test_values_are_parsed_by_their_type():
         ("--seed=-1", "seed must be at least 0"),
         ("--seed=1.5", "seed.*'1.5' is not an integer"),
         ("--kind=even", "kind must be one of plain, odd; got 'even'"),
-        ("--loud=perhaps", "loud"),
+        ("--loud=perhaps", "^flag --loud must be true or false, got 'perhaps'$"),
+        ("--help=perhaps", "^flag --help must be true or false, got 'perhaps'$"),
+        ("--undefok=bogus", "^flag --undefok is not known"),
+        ("-undefok", "^flag --undefok is not known"),
+        ("--flagfile=flags.txt", "^flag --flagfile is not known"),
+        ("--flagfile", "^flag --flagfile is not known"),
+        ("--kind=caf\udce9", "kind must be Unicode text, got 'caf\\\\udce9'"),
         ("--preset=huge", "preset.*smoke|quick|full"),
         ("--unknown=1", "unknown"),
         ("--out=", "out must name a directory"),
@@ -65,6 +71,22 @@ def test_a_wrong_flag_is_named_in_one_line(flag, says):
     assert "\n" not in str(caught.value)
 
 
+def test_no_flag_lets_an_unknown_one_pass(tmp_path):
+    (tmp_path / "flags").write_text("--factor=7")
+    for flags in (
+        ["--undefok=bogus", "--bogus=7"],
+        ["--undefok", "bogus", "--bogus=7"],
+        [f"--flagfile={tmp_path}/flags"],
+    ):
+        with pytest.raises(ValueError, match=r"^flag --(undefok|flagfile) is not known"):
+            read(*flags)
+
+
+def test_switches_are_read_in_every_spelling():
+    for text, value in (("true", True), ("1", True), ("T", True), ("false", False), ("0", False), ("F", False)):
+        assert read(f"--loud={text}").loud is value
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -74,6 +96,7 @@ def test_a_wrong_flag_is_named_in_one_line(flag, says):
         {"sizes": (True,)},
         {"loud": 1},
         {"kind": "even"},
+        {"kind": "\udce9"},
         {"seed": "0"},
     ],
 )

@@ -76,7 +76,9 @@ def test_csv_holds_every_bit_of_a_float_and_every_letter_of_a_text(tmp_path):
     assert set(table["label"]) == {'ü, "q"'}
 
 
-@pytest.mark.parametrize("flags", [["--sizes=1,x"], ["--factor=nan"], ["--unknown=1"], ["stray"], ["--preset=huge"]])
+@pytest.mark.parametrize(
+    "flags", [["--sizes=1,x"], ["--factor=nan"], ["--unknown=1"], ["stray"], ["--preset=huge"], ["--kind=caf\udce9"]]
+)
 def test_wrong_flags_end_with_one_line_and_write_nothing(flags, tmp_path, capsys):
     assert run_main(make(), f"--out={tmp_path / 'o'}", *flags) == 2
     assert list(tmp_path.iterdir()) == []
@@ -96,6 +98,11 @@ def test_wrong_input_files_end_with_one_line_and_write_nothing(tmp_path, capsys)
     assert run_main(experiment, f"--out={tmp_path / 'o'}") == 2
     assert list(tmp_path.iterdir()) == []
     assert "absent.txt" in capsys.readouterr().err
+
+
+def test_an_output_named_in_bytes_that_are_no_text_is_a_name_like_any(tmp_path):
+    assert run_main(make(), f"--out={tmp_path}/caf\udce9") == 0
+    assert os.listdir(os.fsencode(tmp_path)) == [b"caf\xe9"]
 
 
 def test_help_measures_and_writes_nothing(tmp_path, capsys):
@@ -168,15 +175,42 @@ def test_the_same_configuration_under_another_preset_is_the_same_work(tmp_path):
     assert json.loads((tmp_path / "o" / "config.json").read_text())["preset"] == "smoke"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": "other", "rows": []}', '{"rows": [{"size": 9}]}'])
+@pytest.mark.parametrize(
+    "rows",
+    [None, "absent", [], {}, "text", 7, [1], [{}], [{"size": 9}], [{"size": 1, "seed": 0, "label": "", "value": 9}]],
+)
+def test_a_part_whose_rows_are_not_what_was_stored_is_measured_again(rows, tmp_path):
+    out, measured = tmp_path / "o", []
+    run_main(make(), f"--out={out}")
+    before = contents(out)
+    part = json.loads((out / "parts" / "size_2.json").read_text())
+    kept = {name: value for name, value in part.items() if name != "rows"}
+    (out / "parts" / "size_2.json").write_text(json.dumps(kept if rows == "absent" else {**part, "rows": rows}))
+    assert run_main(make(measured), f"--out={out}") == 0
+    assert measured == ["size_2"]
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, "\0", '{"key": "other", "rows": []}', '{"rows": [{"size": 9}]}']
+)
 def test_a_part_that_is_not_ours_is_measured_again(text, tmp_path):
     out, measured = tmp_path / "o", []
     run_main(make(), f"--out={out}")
     before = contents(out)
     (out / "parts" / "size_2.json").write_text(text)
-    run_main(make(measured), f"--out={out}")
+    assert run_main(make(measured), f"--out={out}") == 0
     assert measured == ["size_2"]
     assert contents(out) == before
+
+
+@pytest.mark.parametrize("text", ["", "\n", "a,b\n1,2\n", "unit,seconds\nsize_1,soon\n", "unit\n", '"', "\0\xff"])
+def test_timings_that_cannot_be_read_are_done_without(text, tmp_path):
+    out = tmp_path / "o"
+    run_main(make(), f"--out={out}")
+    (out / "timings.csv").write_bytes(text.encode("latin-1"))
+    assert run_main(make(), f"--out={out}") == 0
+    assert list(pd.read_csv(out / "timings.csv")["unit"]) == ["size_1", "size_2", "size_3"]
 
 
 def test_a_directory_of_another_experiment_is_refused_untouched(tmp_path, capsys):
@@ -188,8 +222,22 @@ def test_a_directory_of_another_experiment_is_refused_untouched(tmp_path, capsys
     assert contents(out, timings=True) == before
 
 
-@pytest.mark.parametrize(("name", "text"), [("config.json", '{"model_type": "llama"}'), ("measurements.csv", "a,b\n")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"model_type": "llama"}'),
+        ("config.json", '{"experiment": "toy"}'),
+        ("config.json", "[" * 100_000),
+        ("config.json", ""),
+        ("measurements.csv", "a,b\n"),
+        ("parts/notes.json", '{"mine": 1}'),
+        ("parts/notes.json", '{"key": "mine", "rows": []}'),
+        ("parts/size_1.json", '{"mine": 1}'),
+        ("parts/.letter.tmp", "draft"),
+    ],
+)
 def test_files_that_no_experiment_wrote_are_refused_untouched(name, text, tmp_path, capsys):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     assert run_main(make(), f"--out={tmp_path}") == 2
     assert f"holds a {name} that no experiment wrote" in capsys.readouterr().err
@@ -200,6 +248,62 @@ def test_other_files_in_the_directory_are_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert run_main(make(), f"--out={tmp_path}") == 0
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("flags", [[], ["--factor=2"]])
+@pytest.mark.parametrize("name", ["parts/notes.json", "parts/notes", "parts/.notes", "parts/deep/size_1.json"])
+def test_among_our_parts_nothing_foreign_is_touched(name, flags, tmp_path, capsys):
+    run_main(make(), f"--out={tmp_path}")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"mine": 1}')
+    before = contents(tmp_path, timings=True)
+    assert run_main(make(), f"--out={tmp_path}", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"holds a {'/'.join(name.split('/')[:2])} that no experiment wrote" in line
+    assert contents(tmp_path, timings=True) == before
+
+
+FOREIGN = (".letter.tmp", ".figure.png.tmp", ".figure.png.12x.tmp", ".notes.json.12.tmp", "figure.png.12.tmp")
+
+
+def test_temporary_files_that_are_not_ours_are_left_alone(tmp_path):
+    for name in (*FOREIGN, ".figure.png.12.tmp"):  # before the first run not even the last is ours
+        (tmp_path / name).write_text("draft")
+    assert run_main(make(), f"--out={tmp_path}") == 0
+    assert all((tmp_path / name).read_text() == "draft" for name in (*FOREIGN, ".figure.png.12.tmp"))
+    assert run_main(make(), f"--out={tmp_path}", "--factor=2") == 0
+    assert all((tmp_path / name).read_text() == "draft" for name in FOREIGN)
+
+
+@pytest.mark.parametrize("flags", [[], ["--factor=2"]])
+@pytest.mark.parametrize("name", ["config.json", "claims.json", "timings.csv", "measurements.csv", "parts"])
+def test_a_directory_in_the_place_of_a_file_and_the_reverse_are_refused(name, flags, tmp_path, capsys):
+    out, measured = tmp_path / "o", []
+    run_main(make(), f"--out={out}")
+    (out / name).rename(tmp_path / "away")
+    if name == "parts":
+        (out / name).write_text("mine")
+    else:
+        (out / name).mkdir()
+    before = contents(out, timings=True)
+    assert run_main(make(measured), f"--out={out}", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"holds a {name} that no experiment wrote" in line
+    assert measured == []
+    assert contents(out, timings=True) == before
+
+
+@pytest.mark.parametrize("field", ["flags", "versions", "device", "command", "source", "seed", "inputs"])
+@pytest.mark.parametrize("value", [None, [1]])
+def test_a_record_of_another_shape_is_no_record_of_ours(field, value, tmp_path, capsys):
+    run_main(make(), f"--out={tmp_path}")
+    record = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**record, field: value}))
+    before = contents(tmp_path, timings=True)
+    assert run_main(make(), f"--out={tmp_path}", "--factor=2") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds a config.json that no experiment wrote" in line
+    assert contents(tmp_path, timings=True) == before
 
 
 def test_an_output_that_cannot_be_a_directory_is_one_line(tmp_path, capsys):

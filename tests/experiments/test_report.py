@@ -198,13 +198,23 @@ def test_a_run_that_is_not_finished_is_not_shown(tmp_path):
     assert report.load_run(tmp_path / "toy") is None
 
 
+def spoil(path, text):
+    """Puts `text` in the place of a file, or a directory if there is none."""
+    path.unlink()
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize("name", ["claims.json", "config.json", "summary.json"])
 @pytest.mark.parametrize(
-    ("name", "text"), [("claims.json", "{"), ("config.json", '{"experiment": "toy"}'), ("config.json", "")]
+    "text", ["", "{", "[1]", '{"experiment": "toy", "tables": 7}', '[{"claim": "T1"}]', "7", "[" * 100_000, None]
 )
 def test_a_broken_run_is_named_and_the_others_are_shown(name, text, tmp_path):
     written(tmp_path)
     written(tmp_path, "other")
-    (tmp_path / "toy" / name).write_text(text)
+    spoil(tmp_path / "toy" / name, text)
     page = report.build(tmp_path, ("toy", "other", "absent"))
     assert page == tmp_path / "report" / "index.html"
     shown = page.read_text("utf-8")

@@ -1,6 +1,8 @@
 """The list of experiments, and running them all: one that fails stops no other."""
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
 
@@ -29,7 +31,7 @@ def test_every_claim_is_settled_by_one_experiment():
 
 
 def test_the_list_names_them_all_with_their_time(capsys):
-    listing.main()
+    assert listing.main(["list"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for name in registry.EXPERIMENTS:
         assert name in printed
@@ -71,11 +73,49 @@ def test_wrong_flags_run_nothing(flag, says, tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(reproduce, "run_one", lambda *_: False)
-    (tmp_path / "file").write_text("")
-    assert reproduce.main(["reproduce", f"--out={tmp_path / 'file'}"]) == 2
-    assert "cannot be written" in capsys.readouterr().err.splitlines()[-1]
+@pytest.mark.parametrize("blocked", [".", "deep/er", "report"])
+def test_an_output_that_cannot_be_written_is_one_line_before_anything_runs(blocked, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "run_one", lambda *_: pytest.fail("ran"))
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" / blocked
+    if blocked == "report":
+        out = tmp_path
+        (tmp_path / "report").write_text("mine")
+    assert reproduce.main(["reproduce", f"--out={out}"]) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: --out: ")
+    assert "cannot be written" in line
+    assert printed.out == ""
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_page_that_is_not_ours_is_refused_untouched(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(reproduce, "run_one", lambda *_: pytest.fail("ran"))
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "index.html").write_text("<title>my report</title>")
+    assert reproduce.main(["reproduce", f"--out={tmp_path}"]) == 2
+    assert "holds a report/index.html that no experiment wrote" in capsys.readouterr().err
+    assert (tmp_path / "report" / "index.html").read_text() == "<title>my report</title>"
+
+
+def test_ctrl_c_ends_it_with_one_line(tmp_path):
+    """Ctrl-C reaches every process of the group: the one that runs an experiment as well."""
+    program = "import sys; from experiments import reproduce; sys.exit(reproduce.main())"
+    command = [sys.executable, "-c", program, "--preset=smoke", "--only=score_variance", f"--out={tmp_path}"]
+    started = subprocess.Popen(
+        command, cwd=reproduce.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stdout is not None
+    while started.stdout.readline() != "== score_variance\n":
+        assert started.poll() is None
+    os.killpg(started.pid, signal.SIGINT)
+    printed, error = started.communicate(timeout=30)
+    assert error == "interrupted; the same command continues\n"
+    assert started.returncode == 130
+    assert "==" not in printed
+    with pytest.raises(ProcessLookupError):  # nothing of it runs on
+        os.killpg(started.pid, 0)
 
 
 @pytest.mark.slow

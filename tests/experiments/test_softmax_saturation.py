@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from experiments import estimates, softmax_saturation
-from experiments.saturation_results import SATURATION, by_width, gaussian_end, onset
-from experiments.softmax_saturation import EXPERIMENT, SaturationConfig
+from experiments.saturation_config import SATURATION
+from experiments.saturation_results import by_width, gaussian_end, onset
+from experiments.softmax_saturation import EXPERIMENT
 
 CONFIG = EXPERIMENT.preset("smoke")
 
@@ -94,17 +95,3 @@ def test_all_that_was_asked_for_is_measured_and_drawn(result):
     assert not result.measurements[["unit", "part", "measure", "seed", "value"]].isna().any(axis=None)
     assert len(result.figure().axes) == 6
     assert [len(table.rows) for table in result.tables] == [4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"gradient_length": 100}, "gradient_length must be one of lengths"),
-        ({"lengths": (256,)}, "lengths must hold at least two"),
-        ({"head_dims": (4,)}, "head_dims must hold at least two"),
-        ({"model_width": 8, "head_dims": (16, 32)}, "head_dims must hold a width of at most model_width"),
-    ],
-)
-def test_a_configuration_that_cannot_be_measured_is_refused(fields, says):
-    with pytest.raises(ValueError, match=says):
-        SaturationConfig(**fields)

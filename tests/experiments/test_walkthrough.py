@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import walkthrough
+from experiments import artifacts, progress, walkthrough
 from experiments.walkthrough import EXPERIMENT, WalkthroughConfig
 
 
@@ -67,3 +67,12 @@ def test_no_change_is_said_to_be_none():
 def test_bad_flags(flags, message):
     with pytest.raises(ValueError, match=message):
         WalkthroughConfig(**flags)
+
+
+@pytest.mark.parametrize("sentence", ["a\x07 b\x1b[31m", "nul\x00 \x9b", "我 爱 苹果 🍎", "$x_1$ $\\frac$"])
+def test_a_word_that_no_font_draws_is_no_warning(sentence, tmp_path, capsys):
+    result = walkthrough.run(WalkthroughConfig(sentence=sentence))
+    artifacts.Store(tmp_path, "key").write_figure("figure.png", result.figure())
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+    progress.show(result.tables[1])
+    assert not [c for c in capsys.readouterr().out if not c.isprintable() and c != "\n"]

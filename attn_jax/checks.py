@@ -4,6 +4,7 @@ A caller's mistake raises `ValueError` (a wrong value or shape) or `TypeError` (
 `assert`. Values of traced arrays cannot be seen, so checks of values skip tracers; checks of shapes and dtypes do not.
 """
 
+import contextlib
 import math
 import numbers
 from collections.abc import Collection, Sequence
@@ -27,7 +28,10 @@ def as_array(name: str, x: Any) -> Array:
     if x is None or isinstance(x, (str, bytes, dict)):
         raise TypeError(f"{name} must be an array, got {_kind(x)}")
     try:
-        return jnp.asarray(x)
+        # Inside `jit` a NumPy array would become a tracer, whose values no check can see.
+        now = isinstance(x, (np.ndarray, np.generic, int, float))
+        with jax.ensure_compile_time_eval() if now else contextlib.nullcontext():
+            return jnp.asarray(x)
     except OverflowError as error:
         raise ValueError(f"{name} holds an integer that does not fit: {error}") from error
     except (TypeError, ValueError) as error:
@@ -64,7 +68,8 @@ def wide_integers(name: str, x: Any) -> Array:
         if not is_concrete(array):
             raise TypeError(f"{name} must have a signed integer dtype, got {array.dtype}")
         within(name, array, 0, int(jnp.iinfo(wide).max))
-    return array.astype(wide)
+    with jax.ensure_compile_time_eval() if is_concrete(array) else contextlib.nullcontext():
+        return array.astype(wide)
 
 
 def rank(name: str, x: ArrayLike, ranks: int | Collection[int], axes: str) -> None:

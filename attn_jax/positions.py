@@ -155,10 +155,7 @@ def learned(table: Float[ArrayLike, "l d"], positions: Int[ArrayLike, "*#b t"]) 
     table = checks.floating_array("table", table)
     checks.rank("table", table, 2, "[L, D]")
     positions = checks.integer_array("positions", positions)
-    if checks.is_concrete(positions) and positions.size:
-        low, high = int(positions.min()), int(positions.max())
-        if low < 0 or high >= table.shape[0]:
-            raise ValueError(f"positions must lie in 0..{table.shape[0] - 1}, the rows of table, got {low}..{high}")
+    checks.within("positions", positions, 0, table.shape[0] - 1)
     return table.at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 

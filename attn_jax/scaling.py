@@ -5,6 +5,7 @@ the dot product (another factor, a learned temperature), on its inputs (QK-norm)
 """
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +13,7 @@ from jax import lax
 from attn_jax import checks
 from attn_jax.typing import Array, ArrayLike, Float
 
-_RULES = ("inverse_sqrt", "none", "inverse", "inverse_sqrt_model", "half_inverse_sqrt", "half_inverse")
+RULES = ("inverse_sqrt", "none", "inverse", "inverse_sqrt_model", "half_inverse_sqrt", "half_inverse")
 
 
 def scale_factor(rule: str | float, head_width: int, model_width: int | None = None) -> float:
@@ -47,7 +48,7 @@ def scale_factor(rule: str | float, head_width: int, model_width: int | None = N
         model_width = checks.positive_int("model_width", model_width)
     if not isinstance(rule, str):
         return checks.finite_number("rule", rule)
-    checks.one_of("rule", rule, _RULES)
+    checks.one_of("rule", rule, RULES)
     if rule == "inverse_sqrt_model":
         if model_width is None:
             raise ValueError("model_width must be given for rule 'inverse_sqrt_model', got None")
@@ -100,7 +101,7 @@ def rms_norm(
       epsilon: ε, not negative. A zero vector stays zero, with finite gradients, for ε = 0 too.
 
     Returns:
-      The shape and dtype of x, computed in float32 or better.
+      The shape and dtype of x, computed in float32 or better; right at every finite size of x.
 
     Raises:
       TypeError: an argument is not a floating array.
@@ -121,7 +122,7 @@ def rms_norm(
                 f"for x {x.shape}, got {weight.shape}"
             )
     wide = x.astype(_wide(x))
-    y = wide * _inverse_root(jnp.mean(jnp.square(wide), axis=axes, keepdims=True), epsilon)
+    y = _normed(wide, jnp.mean, axes, epsilon)
     if weight is not None:
         normed_axes = x.shape[-len(axes) :]
         y = y * weight.astype(wide.dtype).reshape((1,) * (x.ndim - len(axes)) + normed_axes)
@@ -136,7 +137,7 @@ def l2_norm(x: Float[ArrayLike, "*b t n h"], *, epsilon: float = 1e-6) -> Float[
       epsilon: ε, not negative. A zero vector stays zero, with finite gradients, for ε = 0 too.
 
     Returns:
-      The shape and dtype of x, computed in float32 or better.
+      The shape and dtype of x, computed in float32 or better; right at every finite size of x.
 
     Raises:
       TypeError: x is not a floating array.
@@ -146,8 +147,7 @@ def l2_norm(x: Float[ArrayLike, "*b t n h"], *, epsilon: float = 1e-6) -> Float[
     """
     x = checks.floating_array("x", x)
     checks.minimum_rank("x", x, 1, "[*B, T, N, H]")
-    wide = x.astype(_wide(x))
-    return (wide * _inverse_root(jnp.sum(jnp.square(wide), axis=-1, keepdims=True), epsilon)).astype(x.dtype)
+    return _normed(x.astype(_wide(x)), jnp.sum, (-1,), epsilon).astype(x.dtype)
 
 
 def soft_cap(logits: Float[ArrayLike, "*s"], cap: float | None) -> Float[Array, "*s"]:
@@ -187,8 +187,17 @@ def _wide(x: Array) -> jnp.dtype:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _inverse_root(square: Array, epsilon: float) -> Array:
-    """`1/√(square + ε)`, and 0 where that sum is 0: neither the value nor the gradient of a zero vector is NaN."""
-    square = square + checks.finite_number("epsilon", epsilon, least=0.0)
+def _normed(x: Array, total: Callable[..., Array], axes: tuple[int, ...], epsilon: float) -> Array:
+    """`x / √(total(x²) + ε)`, and 0 where that root is 0: neither the value nor the gradient of a zero vector is NaN.
+
+    A power of two near the larger of |x| and √ε is taken out first. It changes no digit, and squares then neither
+    overflow nor vanish.
+    """
+    root = math.sqrt(checks.finite_number("epsilon", epsilon, least=0.0))
+    largest = jnp.max(jnp.abs(lax.stop_gradient(x)), axis=axes, keepdims=True, initial=root)
+    limits = jnp.finfo(x.dtype)  # a quarter of the largest number, so that the inverse is a normal number too
+    unit = lax.reduce_precision(jnp.clip(largest, limits.tiny, limits.max / 4), limits.nexp, 0)  # no mantissa is left
+    y = x / unit
+    square = total(jnp.square(y), axis=axes, keepdims=True) + jnp.square(root / unit)
     positive = square > 0
-    return jnp.where(positive, lax.rsqrt(jnp.where(positive, square, 1.0)), 0.0)
+    return y * jnp.where(positive, lax.rsqrt(jnp.where(positive, square, 1.0)), 0.0)

@@ -268,8 +268,12 @@ class LearnedTest(chex.TestCase):
 
     def test_outside_the_table(self):
         for positions in ([0, 4], [-1, 2], [2**31 - 1, 0]):
-            with pytest.raises(ValueError, match=r"positions must lie in 0\.\.3, the rows of table, got"):
+            with pytest.raises(ValueError, match=r"positions must lie in 0\.\.3, got values in") as caught:
                 P.learned(TABLE, np.array(positions))
+            assert "\n" not in str(caught.value)
+            constant = jnp.array(positions)
+            with pytest.raises(ValueError, match=r"positions must lie in 0\.\.3, got values in"):
+                jax.jit(lambda table, constant=constant: P.learned(table, constant))(TABLE)
             rows = jax.jit(P.learned)(TABLE, np.array(positions))
             outside = (np.array(positions) < 0) | (np.array(positions) > 3)
             np.testing.assert_array_equal(np.isnan(rows), np.broadcast_to(outside[:, None], (2, 3)))

@@ -83,6 +83,48 @@ class ScalingTest(chex.TestCase):
         assert y.dtype == grad.dtype == x.dtype
 
     @chex.variants(with_jit=True, without_jit=True)
+    @parameterized.product(norm=["rms_norm", "l2_norm"], dtype=["float32", "bfloat16"])
+    def test_size_is_taken_out_of_every_finite_vector(self, norm, dtype):
+        unit = 1.0 if norm == "rms_norm" else 0.5
+
+        def loss(x):
+            y = getattr(scaling, norm)(x, epsilon=0.0)
+            return y[0, 0, 0, 0].astype(jnp.float32), y
+
+        gradient_of = self.variant(jax.grad(loss, has_aux=True))
+        for size in (1e-37, 1e-30, 1e-20, 1e20, 1e36, 3e38):
+            x = jnp.full((1, 1, 1, 4), size, dtype)
+            gradient, y = gradient_of(x)
+            np.testing.assert_allclose(y.astype(np.float32), unit, rtol=2e-7)
+            slopes = unit * np.array([0.75, -0.25, -0.25, -0.25]) / np.float64(x[0, 0, 0, 0])  # unit (δ_0i - 1/4) / x
+            np.testing.assert_allclose(np.float64(gradient[0, 0, 0]), slopes, rtol=1e-2, atol=2e-38)
+
+    @chex.variants(with_jit=True, without_jit=True)
+    @parameterized.parameters(1e-12, 1e-6, 0.5, 1e20)
+    def test_epsilon_keeps_its_meaning_at_every_size(self, epsilon):
+        rms = self.variant(lambda x: scaling.rms_norm(x, epsilon=epsilon))
+        l2 = self.variant(lambda x: scaling.l2_norm(x, epsilon=epsilon))
+        for size in (1e-30, 1e-10, 1e-3, 1.0, 1e10, 1e30):
+            x = (X * np.float32(size)).astype(np.float32)
+            exact = x.astype(np.float64)
+            np.testing.assert_allclose(rms(x), rms_oracle(exact, -1, epsilon=epsilon), rtol=2e-6, atol=1e-37)
+            expected = exact / np.sqrt(np.sum(exact**2, axis=-1, keepdims=True) + epsilon)
+            np.testing.assert_allclose(l2(x), expected, rtol=2e-6, atol=1e-37)
+
+    @chex.variants(without_jit=True)  # XLA fuses the two programs differently
+    def test_ordinary_vectors_are_normed_as_they_are_written(self):
+        """To the last bit: taking out a power of two rounds nothing."""
+        weight = np.linspace(0.5, 2.0, 32).astype(np.float32)
+
+        def plain(x, weight):
+            square = jnp.mean(jnp.square(x), axis=(-2, -1), keepdims=True)
+            return x * jax.lax.rsqrt(square + 1e-6) * weight.reshape(1, 1, 4, 8)
+
+        np.testing.assert_array_equal(self.variant(scaling.rms_norm)(X, weight), self.variant(plain)(X, weight))
+        plain_l2 = self.variant(lambda x: x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + 1e-6))
+        np.testing.assert_array_equal(self.variant(scaling.l2_norm)(X), plain_l2(X))
+
+    @chex.variants(with_jit=True, without_jit=True)
     def test_norm_before_rotation_is_not_rotation_before_norm(self):
         x, weight = np.array([[[1.0, 0, 0, 0]]], np.float32), np.array([1.0, 2, 3, 4], np.float32)
 
@@ -161,7 +203,7 @@ def test_float64_stays_float64(x64):
         (ValueError, lambda: scaling.soft_cap(X, 0.0), "cap must be positive and finite, got 0.0"),
         (ValueError, lambda: scaling.soft_cap(X, -5.0), "cap must be positive and finite, got -5.0"),
         (ValueError, lambda: scaling.soft_cap(X, math.inf), "cap must be positive and finite, got inf"),
-        (ValueError, lambda: scaling.soft_cap(X, 1e300), "cap must lie in the range of float32"),
+        (ValueError, lambda: scaling.soft_cap(X, 1e-39), "cap must be at least 1.17549e-38, got 1e-39"),
         (TypeError, lambda: scaling.soft_cap(X, "50"), "cap must be one number, got str '50'"),
     ],
 )

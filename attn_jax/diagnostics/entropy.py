@@ -7,7 +7,9 @@ and sink, append the sink's share as one more key (and count it in `visible_keys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from attn_jax import checks
 from attn_jax.diagnostics.numerics import divide, measured, per_row, renormalize, root, without_key
 from attn_jax.typing import Array, ArrayLike, Float, Int
 
@@ -64,18 +66,20 @@ def normalized_entropy(weights: Float[ArrayLike, "*b s"], *, visible_keys: Int[A
 
     Args:
         weights: floating `[..., S]`.
-        visible_keys: n, integer, of the row axes `[...]` or of their last ones, such as `[T]`.
+        visible_keys: n, integer from 0 to S, of the row axes `[...]` or of their last ones, such as `[T]`. It must
+            count every key with a weight above 0, which is checked where both values can be read, that is, not traced.
 
     Returns:
-        `[...]` between 0 and 1. A query with one visible key has nothing to choose between and reads 1 by convention;
-        one that sees nothing reads 0. Leave both out of means.
+        `[...]` between 0 and 1, for such counts. A query with one visible key has nothing to choose between and reads
+        1 by convention; one that sees nothing reads 0. Leave both out of means.
 
     Raises:
-        ValueError: if `visible_keys` does not fit the rows.
+        ValueError: if `visible_keys` does not fit the rows, or is a count that cannot be.
         TypeError: if `weights` is not floating or `visible_keys` not integer.
     """
     nats = entropy(weights)
-    n = per_row("visible_keys", visible_keys, nats.shape)
+    n = per_row("visible_keys", visible_keys, nats.shape, most=jnp.shape(weights)[-1])
+    _check_all_counted(weights, n)
     share = nats / jnp.log(jnp.maximum(n, 2).astype(nats.dtype))
     return jnp.where(n < 2, (n == 1).astype(nats.dtype), share)
 
@@ -108,13 +112,13 @@ def entropy_lower_bound(logit_variance: Float[ArrayLike, "*b"], visible_keys: In
 
     Args:
         logit_variance: v, floating `[...]`: the variance (over n, not n − 1) of the final logits over the visible keys.
-        visible_keys: n, integer, `[...]` or of its last axes.
+        visible_keys: n, integer of at least 0, `[...]` or of its last axes.
 
     Returns:
         Nats, `[...]`, float32 or better; 0 for fewer than two visible keys.
 
     Raises:
-        ValueError: if `visible_keys` does not fit.
+        ValueError: if `visible_keys` does not fit, or is negative.
         TypeError: if `logit_variance` is not floating or `visible_keys` not integer.
 
     Reference:
@@ -142,3 +146,15 @@ def participation(sum_p2: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
     """
     squares = measured("sum_p2", sum_p2, 0, "[...]")
     return divide(jnp.ones((), squares.dtype), squares)
+
+
+def _check_all_counted(weights: ArrayLike, visible_keys: Int[Array, "*b"]) -> None:
+    """Raises if a row has more weights above 0 than its count says; values of a tracer cannot be seen."""
+    if not (checks.is_concrete(weights) and checks.is_concrete(visible_keys)):
+        return
+    used, counted = (np.asarray(weights) > 0).sum(axis=-1), np.asarray(visible_keys)  # a NaN is not above 0
+    if (used > counted).any():
+        row = np.unravel_index(np.argmax(used - counted), used.shape)
+        raise ValueError(
+            f"visible_keys must count every key with a weight above 0, got {counted[row]} for a row with {used[row]}"
+        )

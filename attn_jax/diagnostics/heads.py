@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from attn_jax import biases, masks
+from attn_jax import biases, checks, masks
 from attn_jax.diagnostics.spectra import logit_ranks
 from attn_jax.diagnostics.statistics import AttentionStatistics, attention_statistics
-from attn_jax.exact.arguments import AttentionOptions
+from attn_jax.exact import dense
+from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
 from attn_jax.lazy import Tile
 from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -35,7 +36,8 @@ class HeadSummary:
         sink_mass: mean weight on the key at position 0, over all rows that see a key.
         distance_ratio: mean distance, in units of what uniform weights over the visible keys give.
         distance_ratio_no_sink: the same without the sink.
-        score_rank: effective rank of the centred scores q (k - mean k)ᵀ, at most H.
+        score_rank: effective rank of the centred scores q (k - mean k)ᵀ, before bias, cap and mask; at most H. Of the
+            finite rows that see a key, and the keys that these see; without such a row NaN.
         non_finite: how many rows have a logit that is not finite among those they may see.
     """
 
@@ -77,13 +79,17 @@ def summarize_heads(
     Raises:
         ValueError, TypeError: as `attention_statistics`.
 
+    NaN is a mark here, not a fault. Under `jax_debug_nans` this function does not raise by it, but a `jit` around it
+    does: there JAX refuses every NaN that comes out.
+
     Reference: Zhai et al. 2023 (entropy); Xiao et al. 2023 (sinks).
     """
     fields = (
         "normalized_entropy", "logit_variance", "max_logit", "max_abs_logit", "max_weight", "first_key_mass",
         "mean_distance", "visible_keys",
     )  # fmt: skip
-    query, key = jnp.asarray(query), jnp.asarray(key)
+    options = only_attention_options("summarize_heads", options)
+    query, key = checks.floating_array("query", query), checks.floating_array("key", key)
     all_keys = attention_statistics(query, key, bias, mask, statistics=fields, **options)
     hidden = ~masks.Padding(1)
     rest_mask = hidden if mask is None else masks.as_mask("mask", mask) & hidden
@@ -111,9 +117,9 @@ def summarize_heads(
         max_weight=_mean(all_keys.max_weight, choice),
         saturated=_mean((all_keys.max_weight > 0.95).astype(all_keys.max_weight.dtype), choice),
         sink_mass=_mean(all_keys.first_key_mass, seeing & finite),
-        distance_ratio=_mean(all_keys.mean_distance, choice) / _mean(uniform.mean_distance, choice),
-        distance_ratio_no_sink=_mean(rest.mean_distance, choice_rest) / _mean(uniform_rest.mean_distance, choice_rest),
-        score_rank=logit_ranks(query, key).effective,
+        distance_ratio=_ratio(all_keys.mean_distance, uniform.mean_distance, choice),
+        distance_ratio_no_sink=_ratio(rest.mean_distance, uniform_rest.mean_distance, choice_rest),
+        score_rank=_score_rank(prepare(query, key, None, bias, mask, **options), seeing & finite),
         non_finite=(seeing & ~finite).sum(axis=-2),
     )
 
@@ -136,11 +142,44 @@ def _choosing(statistics: AttentionStatistics) -> Bool[Array, "*b t n"]:
 
 def _mean(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) -> _Head:
     """Mean over the rows that count; NaN if there is none."""
-    assert rows is not None
-    return jnp.where(counted, rows, 0).sum(axis=-2) / counted.sum(axis=-2)
+    return _known(_sum(rows, counted) / jnp.maximum(counted.sum(axis=-2), 1), counted.any(axis=-2))
+
+
+def _ratio(
+    rows: Float[Array, "*b t n"] | None, unit: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]
+) -> _Head:
+    """Ratio of two means over the rows that count; NaN if the unit is 0, as without such rows."""
+    units = _sum(unit, counted)
+    return _known(_sum(rows, counted) / jnp.where(units > 0, units, 1), units > 0)
 
 
 def _largest(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) -> _Head:
     assert rows is not None
-    most = jnp.where(counted, rows, -jnp.inf).max(axis=-2)
-    return jnp.where(counted.any(axis=-2), most, jnp.nan)
+    return _known(jnp.where(counted, rows, -jnp.inf).max(axis=-2, initial=-jnp.inf), counted.any(axis=-2))
+
+
+def _sum(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) -> _Head:
+    assert rows is not None
+    return jnp.where(counted, rows, 0).sum(axis=-2)
+
+
+def _score_rank(problem: Problem, counted: Bool[Array, "*b t n"]) -> _Head:
+    """Effective rank of the centred scores between the rows that count and the keys that these see."""
+    query, key = problem.query, problem.key
+    *batch, _, num_heads = counted.shape
+    if counted.size == 0 or key.shape[-3] == 0:
+        return _known(jnp.zeros((*batch, num_heads), problem.accumulation_dtype), counted.any(axis=-2))
+    # Finite logits are not enough: the soft cap makes an ordinary number of an infinite one.
+    counted = counted & jnp.isfinite(query).all(axis=-1)
+    seen = jnp.swapaxes(counted, -1, -2)[..., None]
+    visible = dense.compute_logits(problem).visible
+    seen = (seen if visible is None else seen & visible).any(axis=-2)
+    seen = jnp.broadcast_to(jnp.swapaxes(seen, -1, -2), (*batch, key.shape[-3], num_heads))
+    seen &= jnp.repeat(jnp.isfinite(key).all(axis=-1), num_heads // problem.num_kv_heads, axis=-1)
+    return _known(logit_ranks(query, key, query_mask=counted, key_mask=seen).effective, counted.any(axis=-2))
+
+
+def _known(values: _Head, known: Bool[Array, "*b n"]) -> _Head:
+    """The values, and NaN for heads where they are not known: a mark, which `jax_debug_nans` would take for a fault."""
+    with jax.debug_nans(False):
+        return jnp.where(known, values, jnp.nan)

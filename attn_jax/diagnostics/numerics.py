@@ -18,9 +18,10 @@ def measured(name: str, x: Any, least: int, axes: str) -> Array:
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def per_row(name: str, x: Any, rows: tuple[int, ...]) -> Array:
-    """Integers `x`, of the trailing axes of `rows` or broadcastable to them, as an array of shape `rows`."""
+def per_row(name: str, x: Any, rows: tuple[int, ...], *, most: int | None = None) -> Array:
+    """Counts `x`, from 0 to `most`, of the trailing axes of `rows` or broadcastable to them, in the shape `rows`."""
     array = checks.integer_array(name, x)
+    checks.within(name, array, 0, most)
     missing = len(rows) - array.ndim
     padded = array.reshape((1,) * missing + array.shape) if missing > 0 else array
     checks.broadcastable(name, padded, rows, "the rows of weights, [*B, N, T]")

@@ -117,10 +117,12 @@ def rank_one_residual(
     return divide(size(residual), size(tokens))
 
 
-def default_tolerance(sigma: Float[Array, "*b r"], rows: int, columns: int, stored: jnp.dtype) -> Float[Array, "*b"]:
+def default_tolerance(
+    sigma: Float[Array, "*b r"], rows: int | Int[Array, "*#b"], columns: int | Int[Array, "*#b"], stored: jnp.dtype
+) -> Float[Array, "*b"]:
     """The tolerance of `numerical_rank`, from the descending singular values, the shape and the dtype of the matrix."""
-    computing = max(rows, columns) * float(jnp.finfo(sigma.dtype).eps)
-    return sigma[..., 0] * max(computing, float(jnp.finfo(stored).eps))
+    computing = jnp.maximum(rows, columns).astype(sigma.dtype) * float(jnp.finfo(sigma.dtype).eps)
+    return sigma[..., 0] * jnp.maximum(computing, float(jnp.finfo(stored).eps))
 
 
 def count_above(sigma: Float[Array, "*b r"], threshold: Float[Array, "*b"]) -> Int[Array, "*b"]:

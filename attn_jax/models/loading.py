@@ -57,6 +57,7 @@ def load(name_or_path: str | os.PathLike[str]) -> LoadedModel:
 
     Raises:
         FileNotFoundError: there is no such file, or the package of that name is not installed.
+        IsADirectoryError: the path is a directory.
         ValueError: the name is unknown; or the file is foreign, truncated, of another architecture, or its tensors
             are not those of the family: one line that names the file and the tensor.
 
@@ -87,6 +88,8 @@ def find(name_or_path: str | os.PathLike[str]) -> pathlib.Path:
     if isinstance(name_or_path, str) and name_or_path in CHECKPOINTS:
         return _installed(name_or_path, CHECKPOINTS[name_or_path])
     path = pathlib.Path(name_or_path)
+    if name_or_path != "" and path.is_dir():
+        raise IsADirectoryError(f"{path}: is a directory, not a GGUF file")
     if path.suffix or len(path.parts) > 1 or path.is_file() or not isinstance(name_or_path, str):
         return path
     known = ", ".join(map(repr, CHECKPOINTS))

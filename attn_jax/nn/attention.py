@@ -12,13 +12,12 @@ from jax.typing import DTypeLike
 from attn_jax import biases, checks, masks, scaling
 from attn_jax import positions as position
 from attn_jax.diagnostics.statistics import DEFAULT, attention_with_statistics
-from attn_jax.exact.attention import dot_product_attention
-from attn_jax.nn import parameters
+from attn_jax.exact.attention import choose_implementation, dot_product_attention
+from attn_jax.nn import padding, parameters
+from attn_jax.nn.options import AttentionConfig, fill_sizes
 from attn_jax.nn.parameters import Initializer
 from attn_jax.projections import project_out, project_qkv
 from attn_jax.typing import ArrayLike, Float, Int
-
-POSITIONS = ("rotary", "alibi", "relative", None)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -52,7 +51,8 @@ class MultiHeadAttention(nnx.Module):
         qk_norm: "rms" (a learned weight over H, one for all heads), "l2" (unit vectors: choose a scale to fit) or None.
         qk_norm_epsilon: ε of that norm.
         positions: "rotary", "alibi", "relative" (T5 buckets, learned) or None.
-        rotary_base, rotary_interleaved, rotary_scaling: as in `attn_jax.positions.apply_rotary`.
+        rotary_base, rotary_interleaved, rotary_scaling: as in `attn_jax.positions.apply_rotary`. The length of
+            `DynamicNTK` is S, the number of keys, whatever their positions and masks; it goes with no lengths.
         relative_buckets, relative_max_distance: as in `attn_jax.biases.RelativeBuckets`; bidirectional unless causal.
         is_causal: whether a query sees no later key.
         local_window_size: (left, right), both inclusive; an int w is (w, w).
@@ -70,7 +70,8 @@ class MultiHeadAttention(nnx.Module):
         rngs: the stream `params` draws the weights. Nothing of it is kept: dropout takes its key at the call.
 
     Raises:
-        ValueError, TypeError: on a size or choice that is none, or options that exclude each other.
+        ValueError, TypeError: on a size or choice that is none, options that exclude each other, or an option that
+            has no effect beside the others and is not at its default.
 
     Reference: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries); Henry et al. 2020 (QK-norm).
     """
@@ -108,40 +109,28 @@ class MultiHeadAttention(nnx.Module):
         kernel_init: Initializer = parameters.lecun,
         rngs: nnx.Rngs,
     ) -> None:
-        sizes = _sizes(model_width, num_heads, num_kv_heads, head_width, value_width, context_width)
-        self.model_width, self.num_heads, self.num_kv_heads, self.head_width, value_width, context_width = sizes
-        self.context_width = context_width
-        checks.one_of("positions", positions, POSITIONS)
-        checks.one_of("qk_norm", qk_norm, ("rms", "l2", None))
-        if positions == "rotary":
-            if self.head_width % 2:
-                raise ValueError(f"head_width must be even for positions='rotary', got {self.head_width}")
-            position.rotary_frequencies(self.head_width, base=rotary_base, scaling=rotary_scaling, length=1)
-        if checks.boolean("tie_query_key", tie_query_key):
-            for name, this, other in (
-                ("num_kv_heads", self.num_kv_heads, self.num_heads),
-                ("context_width", self.context_width, self.model_width),
-            ):
-                if this != other:
-                    raise ValueError(f"{name} must be {other} where tie_query_key shares one projection, got {this}")
-        self.scale = scaling.scale_factor(scale_rule, self.head_width, self.model_width)
-        self.has_default_scale = self.scale == scaling.scale_factor("inverse_sqrt", self.head_width)
-        self.qk_norm = qk_norm
-        self.qk_norm_epsilon = checks.finite_number("qk_norm_epsilon", qk_norm_epsilon, positive=True)
-        self.positions = positions
-        self.rotary_base = checks.finite_number("rotary_base", rotary_base, positive=True)
-        self.rotary_interleaved = checks.boolean("rotary_interleaved", rotary_interleaved)
-        self.rotary_scaling = rotary_scaling
-        self.relative_max_distance = checks.positive_int("relative_max_distance", relative_max_distance)
-        self.is_causal = checks.boolean("is_causal", is_causal)
-        self.local_window_size = window_pair(local_window_size)
-        self.logits_soft_cap = logits_soft_cap
-        if logits_soft_cap is not None:
-            self.logits_soft_cap = checks.finite_number("logits_soft_cap", logits_soft_cap, positive=True)
-        self.dropout_rate = checks.rate("dropout_rate", dropout_rate)
-        if not callable(attention_fn):
-            raise TypeError(f"attention_fn must be callable, got {attention_fn!r}")
-        self.attention_fn = attention_fn
+        sizes = fill_sizes(model_width, num_heads, num_kv_heads, head_width, value_width, context_width)
+        self.config = config = AttentionConfig(
+            sizes=sizes,
+            scale_rule=scale_rule,
+            learned_temperature=learned_temperature,
+            tie_query_key=tie_query_key,
+            qk_norm=qk_norm,
+            qk_norm_epsilon=qk_norm_epsilon,
+            positions=positions,
+            rotary_base=rotary_base,
+            rotary_interleaved=rotary_interleaved,
+            rotary_scaling=rotary_scaling,
+            relative_buckets=relative_buckets,
+            relative_max_distance=relative_max_distance,
+            is_causal=is_causal,
+            local_window_size=local_window_size,
+            logits_soft_cap=logits_soft_cap,
+            use_sinks=use_sinks,
+            use_bias=use_bias,
+            dropout_rate=dropout_rate,
+            attention_fn=attention_fn,
+        )
         self.dtype = None if dtype is None else parameters.floating_name("dtype", dtype)
         self.precision = precision
 
@@ -149,25 +138,21 @@ class MultiHeadAttention(nnx.Module):
         draw = functools.partial(parameters.weight, rngs, kernel_init, dtype=param_dtype)
         zeros = functools.partial(parameters.constant, 0.0, dtype=param_dtype)
         ones = functools.partial(parameters.constant, 1.0, dtype=param_dtype)
-        queries, keys = (self.num_heads, self.head_width), (self.num_kv_heads, self.head_width)
-        values, outputs = (self.num_kv_heads, value_width), (self.num_heads, value_width)
-        untied, with_bias, rms = not tie_query_key, checks.boolean("use_bias", use_bias), qk_norm == "rms"
-        self.query_weight = draw((self.model_width,), queries)
-        self.key_weight = draw((self.context_width,), keys) if untied else None
-        self.value_weight = draw((self.context_width,), values)
-        self.output_weight = draw(outputs, (self.model_width,))
-        self.query_bias = zeros(queries) if with_bias else None
-        self.key_bias = zeros(keys) if with_bias and untied else None
-        self.value_bias = zeros(values) if with_bias else None
-        self.output_bias = zeros((self.model_width,)) if with_bias else None
-        self.query_norm_weight = ones((self.head_width,)) if rms else None
-        self.key_norm_weight = ones((self.head_width,)) if rms and untied else None
-        temperature = checks.boolean("learned_temperature", learned_temperature)
-        self.log_temperature = zeros((self.num_heads,)) if temperature else None
-        buckets = checks.positive_int("relative_buckets", relative_buckets)
-        self.relative_table = zeros((buckets, self.num_heads)) if positions == "relative" else None
-        self.sinks = zeros((self.num_heads,)) if checks.boolean("use_sinks", use_sinks) else None
-        self._position_bias()  # so that buckets that make no sense fail here
+        D, N, K, H, V, C = sizes
+        untied, rms = not config.tie_query_key, config.qk_norm == "rms"
+        self.query_weight = draw((D,), (N, H))
+        self.key_weight = draw((C,), (K, H)) if untied else None
+        self.value_weight = draw((C,), (K, V))
+        self.output_weight = draw((N, V), (D,))
+        self.query_bias = zeros((N, H)) if config.use_bias else None
+        self.key_bias = zeros((K, H)) if config.use_bias and untied else None
+        self.value_bias = zeros((K, V)) if config.use_bias else None
+        self.output_bias = zeros((D,)) if config.use_bias else None
+        self.query_norm_weight = ones((H,)) if rms else None
+        self.key_norm_weight = ones((H,)) if rms and untied else None
+        self.log_temperature = zeros((N,)) if config.learned_temperature else None
+        self.relative_table = zeros((config.relative_buckets, N)) if config.positions == "relative" else None
+        self.sinks = zeros((N,)) if config.use_sinks else None
 
     def __call__(
         self,
@@ -195,12 +180,14 @@ class MultiHeadAttention(nnx.Module):
                 no context.
             bias: added to the logits, besides the module's own; an array or one of `attn_jax.biases`.
             mask: True = may attend; an array or one of `attn_jax.masks`.
-            query_seq_lengths: int `[*B]`; queries past it give 0 before the output projection.
-            key_value_seq_lengths: int `[*B]`; keys past it are not seen.
+            query_seq_lengths: int `[*B]`; rows of `x` past it are not read as queries, and give 0 before the output
+                projection.
+            key_value_seq_lengths: int `[*B]`; rows of the context past it are neither read nor seen.
             deterministic: True in evaluation, where there is no dropout and no key is needed; False in training.
             dropout_rng: the key of dropout, needed if it is on.
             return_statistics: True, or names of statistics: also return the `AttentionStatistics` of these weights,
-                from the same pass, before dropout. Needs `attn_jax.dot_product_attention` as the `attention_fn`.
+                from the same pass, before dropout. Needs `attn_jax.dot_product_attention` as the `attention_fn`; the
+                pass is "dense", and another `implementation` that could not do this call raises.
             observe: a function that is called as `observe(query, key, value, **options)` with what `attention_fn`
                 gets (without dropout); its pytree is also returned.
 
@@ -213,21 +200,32 @@ class MultiHeadAttention(nnx.Module):
         self_attention = context is None
         x = checks.floating_array("x", x)
         context = x if context is None else checks.floating_array("context", context)
-        for name, array, width in (("x", x, self.model_width), ("context", context, self.context_width)):
+        config, sizes = self.config, self.config.sizes
+        for name, array, width in (("x", x, sizes.model_width), ("context", context, sizes.context_width)):
             checks.minimum_rank(name, array, 2, "[*B, T, D]")
             parameters.check_width(name, array, width)
         if self_attention:
             if context_positions is not None:
                 raise ValueError("context_positions go with a context: keys of self-attention sit at positions")
             context_positions = positions
-        query, key, value = self.project(x, context)
-        if self.positions == "rotary":
+        if observe is not None:
+            parameters.check_function("observe", observe)
+        check_lengths = functools.partial(padding.check_lengths, scaling=config.rotary_scaling)
+        if query_seq_lengths is not None:
+            query_seq_lengths = check_lengths("query_seq_lengths", query_seq_lengths, x.shape[:-2], x.shape[-2])
+        if key_value_seq_lengths is not None:
+            shape = context.shape
+            key_value_seq_lengths = check_lengths("key_value_seq_lengths", key_value_seq_lengths, shape[:-2], shape[-2])
+        query, key, value = self.project(
+            padding.without_padding(x, query_seq_lengths), padding.without_padding(context, key_value_seq_lengths)
+        )
+        if config.positions == "rotary":
             rotate = functools.partial(
                 position.apply_rotary,
-                base=self.rotary_base,
-                scaling=self.rotary_scaling,
-                length=context.shape[-2],
-                interleaved=self.rotary_interleaved,
+                base=config.rotary_base,
+                scaling=config.rotary_scaling,
+                length=max(context.shape[-2], 1),  # an empty context has nothing to turn
+                interleaved=config.rotary_interleaved,
             )
             query = rotate(query, jnp.arange(x.shape[-2]) if positions is None else positions)
             key = rotate(key, jnp.arange(context.shape[-2]) if context_positions is None else context_positions)
@@ -238,10 +236,10 @@ class MultiHeadAttention(nnx.Module):
         options = {
             "bias": bias if own_bias is None else own_bias if bias is None else own_bias + bias,
             "mask": mask,
-            "scale": None if self.has_default_scale else self.scale,
-            "is_causal": self.is_causal or None,
-            "local_window_size": self.local_window_size,
-            "logits_soft_cap": self.logits_soft_cap,
+            "scale": None if config.scale == scaling.scale_factor("inverse_sqrt", sizes.head_width) else config.scale,
+            "is_causal": config.is_causal or None,
+            "local_window_size": config.local_window_size,
+            "logits_soft_cap": config.logits_soft_cap,
             "sinks": None if self.sinks is None else self.sinks[...].astype(query.dtype),
             "query_positions": positions,
             "key_positions": context_positions,
@@ -255,11 +253,14 @@ class MultiHeadAttention(nnx.Module):
         extras = ()
         names = statistics_names(return_statistics)
         if names:
-            measured = functools.partial(attention_with_statistics, statistics=names, **self._fixed_options())
-            output, statistics = measured(query, key, value, **options, **dropout)
+            given = {**self._fixed_options(), **options, **dropout}
+            if "implementation" in given:
+                choose_implementation(query, key, value, **given)  # raises as the call without statistics would
+                del given["implementation"]  # the same numbers by any
+            output, statistics = attention_with_statistics(query, key, value, statistics=names, **given)
             extras += (statistics,)
         else:
-            output = self.attention_fn(query, key, value, **options, **dropout)
+            output = config.attention_fn(query, key, value, **options, **dropout)
         if observe is not None:
             extras += (observe(query, key, value, **options),)
         output, weight, offset = parameters.values(output, self.output_weight, self.output_bias, dtype=self.dtype)
@@ -278,8 +279,8 @@ class MultiHeadAttention(nnx.Module):
             dtype=self.dtype,
         )  # fmt: skip
         query, key, value = project_qkv(x, *arrays, context=context, precision=self.precision)
-        epsilon = self.qk_norm_epsilon
-        if self.qk_norm == "l2":
+        epsilon = self.config.qk_norm_epsilon
+        if self.config.qk_norm == "l2":
             query, key = scaling.l2_norm(query, epsilon=epsilon), scaling.l2_norm(key, epsilon=epsilon)
         elif self.query_norm_weight is not None:
             key_norm_weight = self.query_norm_weight if self.key_norm_weight is None else self.key_norm_weight
@@ -288,32 +289,34 @@ class MultiHeadAttention(nnx.Module):
         return query, key, value
 
     def _position_bias(self) -> biases.Bias | None:
-        if self.positions == "alibi":
-            return biases.Alibi(self.num_heads)
+        config = self.config
+        if config.positions == "alibi":
+            return biases.Alibi(config.sizes.num_heads)
         if self.relative_table is None:
             return None
         return biases.RelativeBuckets(
-            self.relative_table[...], bidirectional=not self.is_causal, max_distance=self.relative_max_distance
+            self.relative_table[...], bidirectional=not config.is_causal, max_distance=config.relative_max_distance
         )
 
     def _dropout(self, deterministic: bool, dropout_rng: jax.Array | None) -> dict[str, Any]:
-        if checks.boolean("deterministic", deterministic) or self.dropout_rate == 0.0:
+        rate = self.config.dropout_rate
+        if checks.boolean("deterministic", deterministic) or rate == 0.0:
             return {}
         if dropout_rng is None:
-            raise ValueError(f"dropout_rng must be a key where dropout is on (rate {self.dropout_rate}), got None")
-        return {"dropout_rate": self.dropout_rate, "dropout_rng": checks.prng_key("dropout_rng", dropout_rng)}
+            raise ValueError(f"dropout_rng must be a key where dropout is on (rate {rate}), got None")
+        return {"dropout_rate": rate, "dropout_rng": checks.prng_key("dropout_rng", dropout_rng)}
 
     def _fixed_options(self) -> dict[str, Any]:
         """The options bound into `attention_fn`, if it is our attention; the statistics of another are not known."""
-        fixed, function = {}, self.attention_fn
+        fixed, function = {}, self.config.attention_fn
         if isinstance(function, functools.partial) and not function.args:
             fixed, function = function.keywords, function.func
         if function is not dot_product_attention:
             raise ValueError(
                 "return_statistics describes attn_jax.dot_product_attention (or a functools.partial of it), "
-                f"got attention_fn {self.attention_fn!r}: measure its queries and keys by observe"
+                f"got attention_fn {function!r}: measure its queries and keys by observe"
             )
-        return {name: option for name, option in fixed.items() if name != "implementation"}  # the same numbers by any
+        return dict(fixed)
 
 
 def statistics_names(return_statistics: bool | Collection[str]) -> tuple[str, ...]:
@@ -323,39 +326,3 @@ def statistics_names(return_statistics: bool | Collection[str]) -> tuple[str, ..
     if isinstance(return_statistics, bool):
         return tuple(DEFAULT) if return_statistics else ()
     return tuple(return_statistics)
-
-
-def window_pair(window: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """A window as (left, right), from an int or a pair, or None."""
-    if window is None:
-        return None
-    sides = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
-    if len(sides) != 2:
-        raise ValueError(f"local_window_size must be an int or (left, right), got {window!r}")
-    left, right = (checks.positive_int("local_window_size", side, least=0) for side in sides)
-    return left, right
-
-
-def _sizes(
-    model_width: int,
-    num_heads: int,
-    num_kv_heads: int | None,
-    head_width: int | None,
-    value_width: int | None,
-    context_width: int | None,
-) -> tuple[int, int, int, int, int, int]:
-    """D, N, K, H, V and C, with the defaults filled in."""
-    model_width = checks.positive_int("model_width", model_width)
-    num_heads = checks.positive_int("num_heads", num_heads)
-    num_kv_heads = num_heads if num_kv_heads is None else checks.positive_int("num_kv_heads", num_kv_heads)
-    if num_heads % num_kv_heads:
-        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-    if head_width is None and model_width % num_heads:
-        raise ValueError(
-            f"model_width must be a multiple of num_heads where head_width is not given, "
-            f"got {model_width} and {num_heads}"
-        )
-    head_width = model_width // num_heads if head_width is None else checks.positive_int("head_width", head_width)
-    value_width = head_width if value_width is None else checks.positive_int("value_width", value_width)
-    context_width = model_width if context_width is None else checks.positive_int("context_width", context_width)
-    return model_width, num_heads, num_kv_heads, head_width, value_width, context_width

@@ -8,7 +8,7 @@ from flax import nnx
 
 from attn_jax import checks
 from attn_jax.nn import parameters
-from attn_jax.nn.attention import POSITIONS, MultiHeadAttention
+from attn_jax.nn.attention import MultiHeadAttention
 from attn_jax.nn.config import TransformerConfig
 from attn_jax.nn.mlp import MLP
 from attn_jax.nn.norms import make_norm
@@ -48,28 +48,11 @@ class TransformerBlock(nnx.Module):
             num_kv_heads=config.num_kv_heads,
             head_width=config.head_width,
             value_width=config.value_width,
-            scale_rule=config.scale_rule,
-            learned_temperature=config.learned_temperature,
-            tie_query_key=config.tie_query_key,
-            qk_norm=config.qk_norm,
-            qk_norm_epsilon=config.norm_epsilon,
-            positions=config.positions if config.positions in POSITIONS else None,
-            rotary_base=config.rotary_base,
-            rotary_interleaved=config.rotary_interleaved,
-            rotary_scaling=config.rotary_scaling,
-            relative_buckets=config.relative_buckets,
-            relative_max_distance=config.relative_max_distance,
-            is_causal=config.causal,
-            local_window_size=config.local_window_size,
-            logits_soft_cap=config.logits_soft_cap,
-            use_sinks=config.use_sinks,
-            use_bias=config.use_bias,
-            dropout_rate=config.dropout_rate,
-            attention_fn=config.attention_fn,
             precision=config.precision,
             kernel_init=kernel_init,
             rngs=rngs,
             **dtypes,
+            **config.attention_options(),
         )
         self.mlp_norm = make_norm(config.norm, config.model_width, **norm)
         self.mlp = MLP(

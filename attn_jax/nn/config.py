@@ -6,9 +6,9 @@ from typing import Any
 
 from attn_jax import checks
 from attn_jax.exact.attention import dot_product_attention
-from attn_jax.nn.attention import window_pair
 from attn_jax.nn.mlp import ACTIVATIONS
 from attn_jax.nn.norms import NORMS
+from attn_jax.nn.options import AttentionConfig, fill_sizes
 from attn_jax.nn.parameters import floating_name
 
 POSITIONS = ("rotary", "sinusoidal", "learned", "alibi", "relative", None)
@@ -52,7 +52,8 @@ class TransformerConfig:
         precision: of the matrix products: None, "default", "high" or "highest".
 
     Raises:
-        ValueError, TypeError: on a size or choice that is none, or sizes that do not go together.
+        ValueError, TypeError: on a size or choice that is none, sizes or choices that do not go together, or an option
+            that has no effect beside the others and is not at its default.
     """
 
     vocabulary_size: int
@@ -93,24 +94,33 @@ class TransformerConfig:
     precision: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "num_layers", "model_width", "num_heads"):
+        for name in ("vocabulary_size", "num_layers"):
             self._set(name, checks.positive_int(name, getattr(self, name)))
-        if self.head_width is None and self.model_width % self.num_heads:
-            raise ValueError(
-                f"model_width must be a multiple of num_heads where head_width is not given, "
-                f"got {self.model_width} and {self.num_heads}"
-            )
-        defaults = {"num_kv_heads": self.num_heads, "mlp_width": 4 * self.model_width}
-        defaults["head_width"] = self.model_width // self.num_heads
-        for name, default in defaults.items():
-            given = getattr(self, name)
-            self._set(name, default if given is None else checks.positive_int(name, given))
-        given = self.value_width
-        self._set("value_width", self.head_width if given is None else checks.positive_int("value_width", given))
+        sizes = fill_sizes(self.model_width, self.num_heads, self.num_kv_heads, self.head_width, self.value_width)
+        for name in ("model_width", "num_heads", "num_kv_heads", "head_width", "value_width"):
+            self._set(name, getattr(sizes, name))
+        width = 4 * self.model_width if self.mlp_width is None else self.mlp_width
+        self._set("mlp_width", checks.positive_int("mlp_width", width))
         self._check_choices()
+        attention = AttentionConfig(sizes=sizes, **self.attention_options())
+        for name in self.attention_options().keys() & {field.name for field in dataclasses.fields(self)}:
+            if name != "positions":
+                self._set(name, getattr(attention, name))
         for name in ("dtype", "param_dtype"):
             if getattr(self, name) is not None or name == "param_dtype":
                 self._set(name, floating_name(name, getattr(self, name)))
+
+    def attention_options(self) -> dict[str, Any]:
+        """The choices of every layer's `MultiHeadAttention`, by its names."""
+        own = {field.name for field in dataclasses.fields(self)}
+        options = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(AttentionConfig) if field.name in own
+        }
+        options["is_causal"] = self.causal
+        options["positions"] = None if self.positions in ("sinusoidal", "learned") else self.positions
+        if self.qk_norm is not None:
+            options["qk_norm_epsilon"] = self.norm_epsilon
+        return options
 
     def _check_choices(self) -> None:
         checks.one_of("mlp", self.mlp, ("gated", "plain"))
@@ -121,9 +131,7 @@ class TransformerConfig:
         checks.one_of("positions", self.positions, POSITIONS)
         checks.one_of("precision", self.precision, (None, "default", "high", "highest"))
         self._set("norm_epsilon", checks.finite_number("norm_epsilon", self.norm_epsilon, positive=True))
-        self._set("local_window_size", window_pair(self.local_window_size))
-        self._set("dropout_rate", checks.rate("dropout_rate", self.dropout_rate))
-        for name in ("use_bias", "causal", "scale_embedding"):
+        for name in ("causal", "scale_embedding"):
             checks.boolean(name, getattr(self, name))
         if self.positions == "learned":
             self._set("max_length", checks.positive_int("max_length", self.max_length))

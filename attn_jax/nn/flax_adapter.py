@@ -5,8 +5,8 @@ honoured, or raises when it asks for what our attention does not do.
 """
 
 import dataclasses
-import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax.nnx.nn import dtypes
 
-from attn_jax import biases, checks, masks
+from attn_jax import checks, masks
 from attn_jax.diagnostics.statistics import AttentionStatistics, attention_statistics, attention_with_statistics
-from attn_jax.exact.attention import dot_product_attention
+from attn_jax.exact.arguments import prepare
+from attn_jax.exact.attention import choose_implementation, dot_product_attention
 from attn_jax.typing import ArrayLike
 
 # What the Flax module says itself at each call, and what would change the kind of the result.
@@ -34,7 +35,8 @@ def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[...
         statistics: whether a call that is handed the module (`sow_weights=True`) sows, in `intermediates`, four
             numbers per head `[N]` over the queries that see something: `attention_entropy`,
             `attention_normalized_entropy`, `attention_max_weight` (means) and `attention_max_logit` (the largest). The
-            n×n weights are never made. Without it such a call raises.
+            n×n weights are never made; the pass is "dense", and another `implementation` that could not do this call
+            raises. Without it such a call raises.
         **options: of `attn_jax.dot_product_attention`, fixed for all calls: `scale`, `is_causal`,
             `local_window_size`, `logits_soft_cap`, `mask`, `bias`, `implementation`, ... Masks combine with the
             module's by AND. They must be hashable, since Flax keeps the function as a static attribute: no arrays.
@@ -55,8 +57,13 @@ def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[...
     for name, option in options.items():
         if name not in accepted:
             raise TypeError(f"{name} is no option of as_attention_fn; it takes {', '.join(accepted)}")
-        if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(option)):
-            raise TypeError(f"{name} must be a static, hashable value here, since Flax keeps it so; got {option!r}")
+        arrays = [leaf for leaf in jax.tree.leaves(option) if hasattr(leaf, "shape")]
+        if arrays or not _is_hashable(option):
+            held = "".join(f", with an array of dtype {x.dtype} and shape {tuple(x.shape)}" for x in arrays[:1])
+            raise TypeError(
+                f"{name} must be a static, hashable value here, since Flax keeps it so; "
+                f"got {type(option).__name__}{held}"
+            )
     return _FlaxAttention(checks.boolean("statistics", statistics), tuple(sorted(options.items())))
 
 
@@ -111,19 +118,21 @@ class _FlaxAttention:
         options["is_causal"] = checks.boolean("is_causal", is_causal) or options.get("is_causal", False)
         options["precision"] = precision
         options = {name: option for name, option in options.items() if option is not None}
-        implementation = {name: options.pop(name) for name in ("implementation",) if name in options}
         dropout = {}
         if rate > 0 and not checks.boolean("deterministic", deterministic):
             dropout = {"dropout_rate": rate, "dropout_rng": dropout_rng}
 
-        if dropout and checks.boolean("broadcast_dropout", broadcast_dropout):
-            attend = functools.partial(dot_product_attention, **options, **implementation, **dropout)
-            output = _with_shared_dropout(attend, query, key, value, bias, mask)
+        shared = bool(dropout) and checks.boolean("broadcast_dropout", broadcast_dropout)
+        if module is None and not shared:
+            return dot_product_attention(query, key, value, bias, mask, **options, **dropout)
+        if "implementation" in options:  # both ways below are dense: another one raises as it would by itself
+            choose_implementation(query, key, value, bias, mask, **options, **dropout)
+            del options["implementation"]
+        if shared:
+            output = _with_shared_dropout(query, key, value, bias, mask, options, dropout)
             if module is not None:
                 _sow(module, attention_statistics(query, key, bias, mask, statistics=_FIELDS, **options))
             return output
-        if module is None:
-            return dot_product_attention(query, key, value, bias, mask, **options, **implementation, **dropout)
         output, measured = attention_with_statistics(
             query, key, value, bias, mask, statistics=_FIELDS, **options, **dropout
         )
@@ -132,35 +141,60 @@ class _FlaxAttention:
 
 
 def _with_shared_dropout(
-    attend: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, bias: Any, mask: Any
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: Any,
+    mask: Any,
+    options: dict[str, Any],
+    dropout: dict[str, Any],
 ) -> jax.Array:
     """Attention whose dropout mask `[T, S]` is one for all batch items and heads.
 
     The bits of our dropout hash the indices of an entry, and an axis that `vmap` maps has no index: so mapping over
-    batch and heads with one key draws one mask.
+    batch and heads with one key draws one mask. All that may differ between items or heads is mapped with them.
     """
-    square = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-    heads_first = []
-    for name, x in (("bias", bias), ("mask", mask)):
-        if isinstance(x, biases.Bias) or (isinstance(x, masks.Mask) and jax.tree.leaves(x)):
-            raise ValueError(f"{name} must be an array where dropout is on and broadcast_dropout is True, got {x!r}")
-        if isinstance(x, jax.Array):
-            checks.broadcastable(name, x, square, "[*B, N, T, S]")
-            x = jnp.moveaxis(x, -3, 0)
-        heads_first.append(x)
+    problem = prepare(query, key, value, bias, mask, **options)
+    square = problem.tile.square
+    matrices = math.prod(square[:-2])
     groups = checks.grouped_heads(query.shape[-2], key.shape[-2])
-    key, value = (jnp.repeat(x, groups, axis=-2) for x in (key, value))
 
-    def over_leading_axes(query: jax.Array, key: jax.Array, value: jax.Array, *squares: Any) -> jax.Array:
-        if query.ndim == 2:
-            return attend(query[:, None, :], key[:, None, :], value[:, None, :], *squares)[:, 0, :]
-        shared = [not isinstance(x, jax.Array) or x.shape[0] == 1 for x in squares]
-        inner = [x[0] if s and isinstance(x, jax.Array) else x for x, s in zip(squares, shared, strict=True)]
-        axes = (0, 0, 0, *(None if s else 0 for s in shared))
-        return jax.vmap(over_leading_axes, in_axes=axes)(query, key, value, *inner)
+    def heads(x: jax.Array) -> jax.Array:
+        """`[*B, T, N, H]` as `[B N, T, H]`."""
+        return jnp.swapaxes(x, -2, -3).reshape(matrices, x.shape[-3], x.shape[-1])
 
-    output = over_leading_axes(*(jnp.moveaxis(x, -2, 0) for x in (query, key, value)), *heads_first)
-    return jnp.moveaxis(output, 0, -2)
+    def squares(x: jax.Array) -> jax.Array:
+        """What broadcasts to `[*B, N, T, S]` as `[B N, T, S]`."""
+        return jnp.broadcast_to(x, square).reshape(matrices, *square[-2:])
+
+    def per_head(x: jax.Array) -> jax.Array:
+        """`[]` or `[N]` as `[B N]`."""
+        return jnp.broadcast_to(x.reshape((1,) * (len(square) - 2 - x.ndim) + x.shape), square[:-2]).reshape(matrices)
+
+    mapped = {
+        "query": heads(problem.query),
+        "key": heads(jnp.repeat(problem.key, groups, axis=-2)),
+        "value": heads(jnp.repeat(value, groups, axis=-2)),
+        "scale": per_head(jnp.asarray(problem.scale, problem.accumulation_dtype)),
+    }
+    if problem.bias is not None:
+        mapped["bias"] = squares(problem.bias.evaluate(problem.tile, problem.accumulation_dtype))
+    if problem.mask is not None:
+        mapped["mask"] = squares(problem.mask.evaluate(problem.tile))
+    if problem.sinks is not None:
+        mapped["sinks"] = per_head(problem.sinks)
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, **mapped: jax.Array) -> jax.Array:
+        if "sinks" in mapped:
+            mapped["sinks"] = mapped["sinks"][None]
+        output = dot_product_attention(
+            query[:, None], key[:, None], value[:, None], **mapped, **dropout,
+            logits_soft_cap=problem.logits_soft_cap, precision=problem.precision,
+        )  # fmt: skip
+        return output[:, 0]
+
+    output = jax.vmap(lambda x: attend(**x))(mapped).reshape(*square[:-1], value.shape[-1])
+    return jnp.swapaxes(output, -2, -3)
 
 
 def _sow(module: Any, measured: AttentionStatistics) -> None:
@@ -192,3 +226,11 @@ def _full_rank(name: str, x: Any, rank: int) -> jax.Array:
     if x.ndim > rank:
         raise ValueError(f"{name} must broadcast to [*B, N, T, S], {rank} axes; got shape {x.shape}")
     return x.reshape((1,) * (rank - x.ndim) + x.shape)
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True

@@ -23,6 +23,7 @@ def weight(
     rngs: nnx.Rngs, kernel_init: Initializer, fan_in: tuple[int, ...], fan_out: tuple[int, ...], dtype: DTypeLike
 ) -> nnx.Param:
     """A weight `[*fan_in, *fan_out]`, drawn as a matrix `[fan in, fan out]`: any initializer reads its fans."""
+    check_function("kernel_init", kernel_init)
     matrix = kernel_init(rngs.params(), (math.prod(fan_in), math.prod(fan_out)), dtype)
     return nnx.Param(jnp.reshape(matrix, fan_in + fan_out))
 
@@ -47,6 +48,12 @@ def floating_name(name: str, dtype: Any) -> str:
     if dtype is None or not jnp.issubdtype(canonical, jnp.floating):
         raise TypeError(f"{name} must be a floating dtype, got {dtype!r}")
     return canonical.name
+
+
+def check_function(name: str, function: Any) -> None:
+    """Raises unless `function` can be called."""
+    if not callable(function):
+        raise TypeError(f"{name} must be callable, got {type(function).__name__}")
 
 
 def check_width(name: str, x: jax.Array, width: int) -> None:

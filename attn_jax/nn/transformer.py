@@ -10,7 +10,7 @@ from flax import nnx
 
 from attn_jax import checks
 from attn_jax import positions as position
-from attn_jax.nn import parameters
+from attn_jax.nn import padding, parameters
 from attn_jax.nn.attention import statistics_names
 from attn_jax.nn.block import TransformerBlock, drop, split_dropout_key
 from attn_jax.nn.config import TransformerConfig
@@ -60,6 +60,7 @@ class Transformer(nnx.Module):
     ) -> None:
         if not isinstance(config, TransformerConfig):
             raise TypeError(f"config must be a TransformerConfig, got {config!r}")
+        parameters.check_function("kernel_init", kernel_init)
         self.config = config
         width, vocabulary, dtype = config.model_width, config.vocabulary_size, config.param_dtype
         normal = jax.nn.initializers.normal
@@ -99,7 +100,8 @@ class Transformer(nnx.Module):
             token_ids: int `[*B, T]`, each in 0..vocabulary-1. Under `jit`, where values cannot be checked, an id
                 outside turns its row to NaN; it is never read as another token.
             lengths: int `[*B]`, tokens of each row that count; ids past it are not read and not attended to, and what
-                comes out there means nothing. None: all.
+                comes out there means nothing. None: all. Not with a `rotary_scaling` of `DynamicNTK`, which has one
+                length for all.
             positions: int `[T]` or `[*B, T]`, where the tokens sit; None: 0..T-1.
             deterministic: True in evaluation, where there is no dropout and no key is needed; False in training.
             dropout_rng: the key of dropout, needed if it is on.
@@ -121,16 +123,15 @@ class Transformer(nnx.Module):
         if length == 0:
             raise ValueError(f"token_ids must hold at least one token, [*B, T]; got shape {token_ids.shape}")
         if lengths is not None:
-            lengths = checks.integer_array("lengths", lengths)
-            checks.shape("lengths", lengths, batch, "[*B]")
-            checks.within("lengths", lengths, 0, length)
-            steps = jnp.arange(length, dtype=lengths.dtype).reshape((1,) * lengths.ndim + (-1,))
-            token_ids = jnp.where(steps < lengths[..., None], token_ids, 0)
+            lengths = padding.check_lengths("lengths", lengths, batch, length, self.config.rotary_scaling)
+            token_ids = jnp.where(padding.counts(lengths, length), token_ids, 0)
         checks.within("token_ids", token_ids, 0, self.config.vocabulary_size - 1)
         positions = self._check_positions(positions, batch, length)
         dropping = not checks.boolean("deterministic", deterministic) and self.config.dropout_rate > 0
         keys = split_dropout_key(dropout_rng, self.config.dropout_rate, 2) if dropping else None
         wanted = statistics_names(return_statistics)
+        if observe is not None:
+            parameters.check_function("observe", observe)
         outputs = _compute(self, token_ids, lengths, positions, keys, statistics=wanted, observe=observe)
         return outputs if wanted or observe is not None else outputs[0]
 

@@ -121,6 +121,32 @@ def test_unfilled_slots_padding_and_windows_do_not_count():
     np.testing.assert_allclose(normalized_entropy(window, visible_keys=counts), [1, 1, 1, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (5, r"visible_keys must lie in 0..4, got values in 5..5"),
+        (-3, r"visible_keys must lie in 0..4, got values in -3..-3"),
+        (np.array([4, 4, -1]), r"visible_keys must lie in 0..4, got values in -1..4"),
+        (2, "visible_keys must count every key with a weight above 0, got 2 for a row with 4"),
+        (np.array([4, 3, 0]), "visible_keys must count every key with a weight above 0, got 0 for a row with 1"),
+        (np.array([[4, 2, 1]]), "visible_keys must count every key with a weight above 0, got 2 for a row with 3"),
+    ],
+)
+def test_a_count_that_cannot_be(counts, message):
+    weights = jnp.array([[[0.25] * 4, [0.5, 0.25, 0, 0.25], [0, 1, 0, 0]]])
+    with pytest.raises(ValueError, match=message):
+        normalized_entropy(weights, visible_keys=counts)
+
+
+def test_a_count_that_can_be():
+    weights = jnp.array([[0.5, 0.5, 0, 0], [jnp.nan] * 4, [0.0] * 4])
+    share = normalized_entropy(weights, visible_keys=np.array([3, 0, 4]))
+    np.testing.assert_allclose(share, [np.log(2) / np.log(3), 0, 0], rtol=1e-6)
+    assert normalized_entropy(weights[:0], visible_keys=np.zeros(0, int)).shape == (0,)
+    traced = jax.jit(lambda w, n: normalized_entropy(w, visible_keys=n))(weights[:1], np.array([1]))
+    np.testing.assert_array_equal(traced, [1])
+
+
 @pytest.mark.parametrize("sink", [0.3, 0.999, 1 - 1e-6])
 def test_without_the_sink_keeps_its_digits(sink):
     rest = softmax64(np.random.default_rng(3).normal(size=16))
@@ -176,6 +202,7 @@ def test_same_under_jit_and_vmap():
         (lambda: entropy_without(jnp.ones(3), key=3), ValueError, "key must be an index below S = 3, got 3"),
         (lambda: entropy_without(jnp.ones(3), key=-1), ValueError, "key must be at least 0"),
         (lambda: entropy_lower_bound(jnp.ones(3), jnp.ones((1, 3), int)), ValueError, "visible_keys"),
+        (lambda: entropy_lower_bound(jnp.ones(3), -1), ValueError, "visible_keys must be at least 0, got values in -1"),
     ],
 )
 def test_errors(call, error, message):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attn_jax import attention_weights, biases, choose_implementation, dot_product_attention, masks
+from attn_jax.diagnostics import attention_statistics
 from attn_jax.exact.arguments import AttentionOptions
 from tests import oracles
 
@@ -92,10 +93,17 @@ def test_concrete_arguments_inside_jit_are_checked():
         return jax.jit(lambda query: dot_product_attention(query, KEY, VALUE, **options))(QUERY)
 
     assert attend(jnp.array([1, 2]), np.arange(5)).shape == QUERY.shape
-    with pytest.raises(ValueError, match=r"key_value_seq_lengths must lie in 0..7, got values in 1..8"):
-        attend(jnp.array([1, 8]), np.arange(5))
+    for kind in (jnp.array, np.array, lambda x: np.array(x, np.uint8)):
+        with pytest.raises(ValueError, match=r"key_value_seq_lengths must lie in 0..7, got values in 1..8"):
+            attend(kind([1, 8]), np.arange(5))
     with pytest.raises(ValueError, match="query_positions must lie in -1"):
         attend(jnp.array([1, 2]), jnp.arange(5) - 3)
+    with pytest.raises(ValueError, match=r"rows must lie in 0..4, got values in 0..5"):
+        jax.jit(lambda query: attention_statistics(query, KEY, rows=np.array([0, 5])))(QUERY)
+    with pytest.raises(ValueError, match=r"lengths must be at least 0, got values in -1..2"):
+        jax.jit(lambda query: dot_product_attention(query, KEY, VALUE, mask=masks.Padding(np.array([-1, 2]))))(QUERY)
+    with pytest.raises(ValueError, match="scale must be finite"):
+        jax.jit(lambda query: dot_product_attention(query, KEY, VALUE, scale=np.full(4, np.nan, np.float32)))(QUERY)
 
 
 @pytest.mark.parametrize("cap", [1.2e-38, 1e-30, 1e30, 1.1e30, 3.4e38, 1e39, 1e300])

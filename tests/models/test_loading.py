@@ -43,6 +43,16 @@ def test_absent_file(path):
         models.load(path)
 
 
+@pytest.mark.parametrize("form", [str, pathlib.Path])
+@pytest.mark.parametrize("name", ["weights", "weights.gguf"])
+def test_directory(tmp_path, monkeypatch, name, form):
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in (form(name), form(tmp_path / name)):
+        with pytest.raises(IsADirectoryError, match=f"^{path}: is a directory, not a GGUF file$"):
+            models.load(path)
+
+
 @pytest.mark.parametrize("thing", [None, 3, b"smollm2"])
 def test_neither_name_nor_path(thing):
     with pytest.raises(TypeError, match="name_or_path must be a name or a path"):

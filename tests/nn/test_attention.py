@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import attn_jax
-from attn_jax import biases, masks
+from attn_jax import biases, masks, positions
 from attn_jax.diagnostics.statistics import ALL, attention_statistics
 from attn_jax.nn import MultiHeadAttention
 from tests import oracles
@@ -162,6 +162,56 @@ def test_zero_input_has_finite_gradients_under_qk_norm():
         assert jnp.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"tie_query_key": True, "qk_norm": "rms"}, {"use_bias": True, "num_kv_heads": 2}]
+)
+def test_nan_in_the_padding_reaches_no_gradient(options):
+    attend = module(param_dtype="float32", **options)
+    clean = jnp.asarray(X, jnp.float32)
+    dirty = jnp.where((np.arange(T) < LENGTHS[:, None])[..., None], clean, jnp.nan)
+
+    @jax.jit
+    def outputs(attend, x):
+        def loss(attend, x):
+            output = attend(x, query_seq_lengths=LENGTHS, key_value_seq_lengths=LENGTHS)
+            return jnp.square(output).sum(), output
+
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(attend, x)
+
+    (of_parameters, of_x), output = outputs(attend, dirty)
+    (expected_of_parameters, _), expected = outputs(attend, clean)
+    chex.assert_trees_all_equal(nnx.state(of_parameters), nnx.state(expected_of_parameters))
+    chex.assert_trees_all_equal(output, expected)
+    assert (of_x[0, 3:] == 0).all()
+
+
+def test_nan_in_the_padding_of_a_context_reaches_no_gradient():
+    attend = module(param_dtype="float32", context_width=C)
+    x, context = jnp.asarray(X, jnp.float32), jnp.asarray(CONTEXT, jnp.float32).at[0, 3:].set(jnp.nan)
+    gradient = jax.grad(lambda attend: run(attend, x, context, key_value_seq_lengths=np.array([3, 7])).sum())(attend)
+    assert all(np.isfinite(g).all() for g in reference.parameters(gradient).values())
+
+
+def test_dynamic_ntk_refuses_lengths():
+    """The length that sets its frequencies is one number for all items, and known when the program is traced."""
+    attend = module(param_dtype="float32", positions="rotary", rotary_scaling=positions.DynamicNTK(2.0, 4))
+    x = jnp.asarray(X, jnp.float32)
+    turned = run(attend, x)
+    assert not np.allclose(turned, run(module(param_dtype="float32", positions="rotary"), x), atol=1e-3)
+    for name in ("query_seq_lengths", "key_value_seq_lengths"):
+        with pytest.raises(ValueError, match=f"^{name} must be None with a rotary_scaling of DynamicNTK") as raised:
+            run(attend, x, **{name: LENGTHS})
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "alibi", "relative", None])
+def test_nothing_in_nothing_out(kind):
+    options = {"rotary_scaling": positions.DynamicNTK(2.0, 4)} if kind == "rotary" else {}
+    attend = module(param_dtype="float32", positions=kind, **options)
+    assert attend(jnp.zeros((B, 0, D))).shape == (B, 0, D)
+    assert (attend(jnp.ones((B, T, D)), jnp.ones((B, 0, D))) == 0).all()
+
+
 def test_dropout_is_off_in_evaluation_whatever_the_key():
     x = jnp.asarray(X, jnp.float32)
     plain, dropping = module(param_dtype="float32"), module(param_dtype="float32", dropout_rate=0.5)
@@ -233,6 +283,22 @@ def test_options_bound_to_the_attention_function_reach_the_statistics():
     chex.assert_trees_all_close(statistics, expected)
 
 
+@pytest.mark.parametrize(
+    ("implementation", "options", "message"),
+    [
+        ("nonsense", {}, "implementation must be one of"),
+        ("xla", {"logits_soft_cap": 3.0}, "implementation='xla' cannot do this: it does not take logits_soft_cap"),
+        ("cudnn", {"is_causal": True}, "implementation='cudnn' cannot do this"),
+    ],
+)
+def test_an_implementation_is_refused_with_statistics_as_without(implementation, options, message):
+    function = functools.partial(attn_jax.dot_product_attention, implementation=implementation)
+    attend = module(param_dtype="float32", attention_fn=function, **options)
+    for arguments in ({}, {"return_statistics": True}):
+        with pytest.raises(ValueError, match=message):
+            attend(jnp.asarray(X, jnp.float32), **arguments)
+
+
 def test_lazy_mask_and_own_bias_add_up():
     x = jnp.asarray(X, jnp.float32)
     attend = module(param_dtype="float32", positions="alibi")
@@ -300,7 +366,17 @@ def test_gradients_reach_every_parameter():
         ({"logits_soft_cap": 0.0}, "logits_soft_cap must be positive and finite, got 0.0"),
         ({"dtype": "int32"}, "dtype must be a floating dtype, got 'int32'"),
         ({"param_dtype": None}, "param_dtype must be a floating dtype, got None"),
-        ({"attention_fn": "dense"}, "attention_fn must be callable, got 'dense'"),
+        ({"attention_fn": "dense"}, "attention_fn must be callable, got str"),
+        ({"attention_fn": np.ones((3, 3))}, "attention_fn must be callable, got ndarray"),
+        ({"kernel_init": "x"}, "kernel_init must be callable, got str"),
+        ({"rotary_scaling": "foo"}, "rotary_scaling must be None or one of"),
+        ({"rotary_base": 0.5}, "rotary_base must be greater than 1, got 0.5"),
+        ({"rotary_base": 5.0}, "rotary_base has no effect without positions='rotary', got 5.0"),
+        ({"rotary_interleaved": True, "positions": "alibi"}, "rotary_interleaved has no effect without"),
+        ({"rotary_scaling": positions.NTK(2.0)}, "rotary_scaling has no effect without positions='rotary'"),
+        ({"relative_buckets": 1}, "relative_buckets has no effect without positions='relative', got 1"),
+        ({"relative_max_distance": 9, "positions": "rotary"}, "relative_max_distance has no effect without"),
+        ({"qk_norm_epsilon": 1e-3}, "qk_norm_epsilon has no effect without a qk_norm, got 0.001"),
         ({"is_causal": 1}, "is_causal must be True or False"),
     ],
 )
@@ -326,6 +402,9 @@ def test_wrong_options(options, message):
         ({"return_statistics": "entropy"}, "return_statistics must be True, False or names"),
         ({"return_statistics": ["entrpy"]}, "statistics must be one of"),
         ({"key_value_seq_lengths": np.array([3, 6])}, "key_value_seq_lengths must lie in 0..5"),
+        ({"query_seq_lengths": np.array([3, 4, 5])}, r"query_seq_lengths must have shape \[\*B\] = \(2,\), got \(3,\)"),
+        ({"query_seq_lengths": np.array([3.0, 4.0])}, "query_seq_lengths must have an integer dtype"),
+        ({"observe": 3}, "observe must be callable, got int"),
     ],
 )
 def test_wrong_arguments(arguments, message):

@@ -1,6 +1,7 @@
 """Stock Flax modules with our attention inside give the stock outputs and gradients."""
 
 import functools
+import inspect
 
 import chex
 import flax.linen
@@ -171,8 +172,81 @@ def test_fixed_options():
         query, key, value, biases.Alibi(N), masks.SlidingWindow(2) & (PADDING > 0), scale=0.3, logits_soft_cap=2.0
     )
     chex.assert_trees_all_close(attend(query, key, value, mask=PADDING), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="bias must be an array where dropout is on and broadcast_dropout is True"):
-        attend(query, key, value, dropout_rate=0.5, dropout_rng=jax.random.key(0))
+
+
+OPTIONS = {
+    "scale": 0.3,
+    "scale per head": {"scale": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)},
+    "is_causal": True,
+    "sinks": (0.5, -1.0, 2.0, 0.0, 1.0, 3.0),
+    "logits_soft_cap": 2.0,
+    "query_seq_lengths": (3, 5),
+    "key_value_seq_lengths": (4, 2),
+    "local_window_size": (1, 2),
+    "query_offset": {"query_offset": (2, 0), "is_causal": True},
+    "query_positions": {"query_positions": ((4, 3, 2, 1, 0), (0, 1, -1, 3, 9)), "is_causal": True},
+    "key_positions": {"key_positions": (4, 3, 2, -1, 0), "local_window_size": 1},
+    "mask": masks.SlidingWindow(2),
+    "bias": biases.Alibi(N),
+    "implementation": "dense",
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_act_in_training_as_in_evaluation(name):
+    """With all but no dropout the shared mask drops nothing, and each option must still be there."""
+    option = OPTIONS[name] if isinstance(OPTIONS[name], dict) else {name: OPTIONS[name]}
+    attend, bias = as_attention_fn(**option), jnp.asarray(rng.standard_normal((1, N, T, T)), jnp.float32)
+    key, value = (x[:, :, : 6 if "Alibi" in str(option) else 3] for x in QKV[1:])
+    expected = attn_jax.dot_product_attention(
+        QKV[0], key, value, bias if "bias" not in option else option["bias"] + bias,
+        PADDING > 0 if "mask" not in option else option["mask"] & (PADDING > 0),
+        **{name: x for name, x in option.items() if name not in ("bias", "mask")},
+    )  # fmt: skip
+    arguments = {"mask": PADDING, "dropout_rate": 1e-9, "dropout_rng": jax.random.key(0)}
+    for shared in (True, False):
+        output = jax.jit(functools.partial(attend, **arguments, broadcast_dropout=shared))(QKV[0], key, value, bias)
+        np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_option_is_tried_in_training():
+    accepted = inspect.signature(attn_jax.dot_product_attention).parameters.keys()
+    given_by_flax = {"query", "key", "value", "dropout_rate", "dropout_rng", "precision", "return_residual"}
+    assert accepted - given_by_flax == OPTIONS.keys() - {"scale per head"}
+
+
+def test_shared_dropout_without_entries():
+    empty = jnp.zeros((B, 0, N, 4))
+    output = as_attention_fn()(empty, *QKV[1:], dropout_rate=0.5, dropout_rng=jax.random.key(0))
+    assert output.shape == empty.shape
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "message"),
+    [
+        ({"implementation": "foo"}, {}, "implementation must be one of"),
+        (
+            {"implementation": "xla", "logits_soft_cap": 3.0},
+            {},
+            "'xla' cannot do this: it does not take logits_soft_cap",
+        ),
+        ({"implementation": "xla"}, {"mask": PADDING}, "'xla' cannot do this: it does not take mask"),
+        (
+            {"implementation": "xla"},
+            {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)},
+            "'xla' cannot do this: it does not take dropout_rate",
+        ),
+    ],
+)
+def test_an_implementation_is_refused_in_every_mode(options, arguments, message):
+    class Sink:
+        def sow(self, collection, name, value):
+            pass
+
+    for statistics in ({}, {"module": Sink()}):
+        for shared in (True, False):
+            with pytest.raises(ValueError, match=message):
+                as_attention_fn(statistics=True, **options)(*QKV, **arguments, **statistics, broadcast_dropout=shared)
 
 
 def test_statistics_are_sown_only_when_handed_the_module():
@@ -241,14 +315,18 @@ def test_equal_options_are_equal_functions():
         ({"window": 3}, "window is no option of as_attention_fn; it takes bias, mask, scale, is_causal"),
         ({"dropout_rate": 0.1}, "dropout_rate is no option of as_attention_fn"),
         ({"return_residual": True}, "return_residual is no option of as_attention_fn"),
-        ({"sinks": jnp.zeros(N)}, "sinks must be a static, hashable value here"),
-        ({"mask": masks.Padding(jnp.array([3, 5]))}, "mask must be a static, hashable value here"),
+        ({"sinks": jnp.zeros(N)}, r"sinks must be a static, hashable value here.*dtype float32 and shape \(6,\)$"),
+        ({"mask": np.ones((9, 9), bool)}, r"mask must be a static.* with an array of dtype bool and shape \(9, 9\)$"),
+        ({"mask": masks.Padding(jnp.array([3, 5]))}, r"mask must be a static.*got Padding, with an array .* \(2,\)$"),
+        ({"scale": [1.0, 2.0]}, "scale must be a static, hashable value here.*got list$"),
+        ({"local_window_size": (1, [2])}, "local_window_size must be a static, hashable value here.*got tuple$"),
         ({"statistics": 1}, "statistics must be True or False"),
     ],
 )
 def test_wrong_options(options, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=message) as raised:
         as_attention_fn(**options)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_layer_norm_keeps_its_digits_far_from_zero():
         (lambda r: MLP(12, 7, kind="glu", rngs=r), "kind must be one of 'gated', 'plain'; got 'glu'"),
         (lambda r: MLP(12, 7, activation="swish", rngs=r), "activation must be one of 'silu'"),
         (lambda r: MLP(12, 7, use_bias=1, rngs=r), "use_bias must be True or False"),
+        (lambda r: MLP(12, 7, kernel_init="x", rngs=r), "kernel_init must be callable, got str"),
         (
             lambda r: MLP(12, 7, rngs=r)(jnp.zeros((2, 11))),
             r"x must have width 12 on its last axis, got shape \(2, 11\)",

@@ -12,6 +12,7 @@ from flax import nnx
 
 from attn_jax.diagnostics.statistics import attention_statistics
 from attn_jax.nn import Transformer, TransformerBlock, TransformerConfig
+from attn_jax.positions import DynamicNTK
 from tests import oracles
 from tests.nn import reference
 
@@ -47,15 +48,27 @@ CONFIGS = {
     "decoder, llama family": DECODER,
     "encoder, bert family": ENCODER,
     "untied, sinusoidal, scaled embedding": dataclasses.replace(
-        DECODER, head="untied", positions="sinusoidal", scale_embedding=True, mlp="plain", activation="relu"
+        DECODER,
+        head="untied",
+        positions="sinusoidal",
+        rotary_base=10000.0,
+        scale_embedding=True,
+        mlp="plain",
+        activation="relu",
     ),
     "interleaved, normed, capped, windowed": dataclasses.replace(
         DECODER, rotary_interleaved=True, qk_norm="rms", logits_soft_cap=3.0, local_window_size=2, use_sinks=True
     ),
     "relative, tied projections": dataclasses.replace(
-        DECODER, positions="relative", num_kv_heads=6, tie_query_key=True, relative_buckets=4, relative_max_distance=3
+        DECODER,
+        positions="relative",
+        rotary_base=10000.0,
+        num_kv_heads=6,
+        tie_query_key=True,
+        relative_buckets=4,
+        relative_max_distance=3,
     ),
-    "alibi": dataclasses.replace(DECODER, positions="alibi", num_layers=1),
+    "alibi": dataclasses.replace(DECODER, positions="alibi", rotary_base=10000.0, num_layers=1),
 }
 
 
@@ -113,6 +126,26 @@ def test_a_padded_row_is_the_row_alone(config):
     assert jnp.isfinite(output).all()
     chex.assert_trees_all_close(output[1, :3], built(IDS[1, :3]), rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_close(output[1, :3], built(IDS[1:, :3], np.array([3]))[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_narrow_lengths_of_a_long_row(dtype):
+    """300 tokens do not fit a byte; a length of 100 does."""
+    built = model(dataclasses.replace(DECODER, num_layers=1))
+    token_ids = np.arange(300) % 17
+    expected = built(token_ids, np.array(100))
+    chex.assert_trees_all_equal(built(token_ids, np.array(100, dtype)), expected)
+    chex.assert_trees_all_equal(jax.jit(lambda m, n: m(token_ids, n))(built, np.array(100, dtype)), expected)
+
+
+def test_dynamic_ntk_has_one_length_for_all():
+    """Frequencies are static and lengths are not: padding must not pass for length."""
+    built = model(dataclasses.replace(DECODER, rotary_scaling=DynamicNTK(2.0, 4)))
+    assert not np.allclose(built(IDS), model(DECODER)(IDS), atol=1e-2)
+    for call in (lambda m: m(IDS, LENGTHS), jax.jit(lambda m: m(IDS, LENGTHS))):
+        with pytest.raises(ValueError, match="lengths must be None with a rotary_scaling of DynamicNTK") as raised:
+            call(built)
+        assert "\n" not in str(raised.value)
 
 
 def test_positions_shift_and_mask():
@@ -269,6 +302,8 @@ def test_precision_reaches_every_product():
         (ENCODER, {"token_ids": np.zeros((2, 9), int)}, "token_ids must have T <= max_length = 8, got T = 9"),
         (DECODER, {"return_statistics": "entropy"}, "return_statistics must be True, False or names"),
         (DECODER, {"deterministic": 0}, "deterministic must be True or False"),
+        (DECODER, {"observe": 3}, "observe must be callable, got int"),
+        (DECODER, {"observe": np.ones((3, 3))}, "observe must be callable, got ndarray"),
     ],
 )
 def test_wrong_arguments(config, arguments, message):
@@ -283,6 +318,12 @@ def test_an_id_outside_the_vocabulary_is_never_another_token():
     assert jnp.isnan(logits[0, 1]).all()
     assert jnp.isnan(logits[1]).all()
     assert jnp.isfinite(logits[2]).all()
+
+
+def test_initializer_must_be_one():
+    for build in (Transformer, TransformerBlock):  # not from inside a trace, which would add lines
+        with pytest.raises(TypeError, match=r"^kernel_init must be callable, got str$"):
+            build(DECODER, kernel_init="x", rngs=nnx.Rngs(0))
 
 
 def test_config_must_be_one():

@@ -16,7 +16,7 @@ class CommandError(Exception):
 def run(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
     """The status of `command(argv)`: its own, 2 after a CommandError, 130 when interrupted, 141 without a reader."""
     if sys.stdout is None:  # closed by whoever started us
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as we run
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without √ shows the rest
     try:

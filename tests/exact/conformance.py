@@ -60,7 +60,7 @@ class Implementation:
     def __str__(self):
         return self.name
 
-    @functools.cache  # noqa: B019
+    @functools.cache  # noqa: B019 - the table lives as long as the tests
     def compiled(self, program: Program):
         """The jitted forward and backward pass: (differentiable, other arrays, cotangents) -> results, gradients."""
 

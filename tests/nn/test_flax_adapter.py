@@ -90,8 +90,8 @@ def test_linen():
         stock = flax.linen.MultiHeadDotProductAttention(N)
         ours = flax.linen.MultiHeadDotProductAttention(N, attention_fn=as_attention_fn(), force_fp32_for_softmax=True)
         variables = stock.init(jax.random.key(0), X)
-        call = lambda module, x, variables=variables, arguments=arguments: module.apply(variables, x, **arguments)  # noqa: E731
-        np.testing.assert_allclose(call(ours, X), call(stock, X), rtol=0, atol=1e-5)
+        outputs = [module.apply(variables, X, **arguments) for module in (ours, stock)]
+        np.testing.assert_allclose(*outputs, rtol=0, atol=1e-5)
         gradients = [
             jax.jit(jax.grad(lambda v, m=m, a=arguments: jnp.sum(jnp.sin(m.apply(v, X, **a)))))(variables)
             for m in (stock, ours)

@@ -6,7 +6,9 @@ READY := $(VENV)/ready
 PRESET ?= quick
 OUT ?= results
 
-.PHONY: report test check slow clean
+.PHONY: setup report test check slow clean
+
+setup: $(READY)
 
 report: $(READY)
 	$(RUN) -m experiments.reproduce --preset=$(PRESET) --out=$(OUT)

@@ -191,7 +191,7 @@ EXPERIMENT = Experiment(
     judge=judge,
     figure=figure,
     alt="Three panels: numerical, stable and effective rank against the head width. The scores keep to d_k. The "
-    "numerical rank of the weights is far above it, near n from small widths on; their stable rank is near 1 when "
+    "numerical rank of the weights is far above it and reaches n at narrow heads; their stable rank stays small when "
     "scaled.",
     tables=tables,
     documentation=__doc__ or "",

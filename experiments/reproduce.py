@@ -57,7 +57,7 @@ def _main(argv: Sequence[str]) -> int:
 def run_one(name: str, preset: str, seed: int, out: pathlib.Path) -> bool:
     """Runs one experiment in a fresh process, whose output passes through; whether it succeeded."""
     say(f"== {name}")
-    flags = [f"--preset={preset}", f"--seed={seed}", f"--out={out}"]
+    flags = [f"--preset={preset}", *([f"--seed={seed}"] if seed else []), f"--out={out}"]  # as one would type it
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", f"experiments.{name}", *flags]
     # Ctrl-C reaches both processes. The experiment inherits a blocked SIGINT: it is said once, here. Its parts stay.

@@ -215,9 +215,9 @@ EXPERIMENT = Experiment(
     figure=saturation_results.figure,
     alt="Six panels. Largest weight and normalised entropy against the head width for several numbers of keys: "
     "unscaled they run to 1 and 0, later for more keys; scaled they stay. The width where the largest weight passes "
-    "one half, against ln n. The gradient of unscaled over scaled attention: medians fall by orders of magnitude, "
-    "the mean at q does not. The error of ln n − v/2, small up to about r = 0.5. Trace and off-diagonal share of the "
-    "Jacobian.",
+    "one half, against ln n. The gradient of unscaled over scaled attention: the median at the logits falls by "
+    "orders of magnitude, the mean at q does not. The error of ln n − v/2, small up to about r = 0.5. Trace and "
+    "off-diagonal share of the Jacobian.",
     tables=saturation_results.tables,
     documentation=__doc__ or "",
 )

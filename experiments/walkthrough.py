@@ -33,7 +33,7 @@ RULES = ("inverse_sqrt", "none", "inverse", "inverse_sqrt_model", "half_inverse_
 CHOICES = ("scale_rule", "tie_qk", "num_heads", "causal", "positions")
 SHOWN = 10  # words of a table
 LABELS = {
-    "logit_variance": "variance of the logits",
+    "logit_variance": "variance of the logits in a row",
     "entropy": "mean normalised entropy",
     "max_weight": "mean largest weight",
     "self_weight": "mean weight on the word itself",
@@ -196,7 +196,7 @@ def _weights_table(config: WalkthroughConfig, asked: pd.DataFrame) -> Table:
         for i, word in enumerate(words)
     )
     more = f"; the first {SHOWN} of {len(config.words)} words" if len(config.words) > SHOWN else ""
-    title = f"Weights of head 0: a row says where its word looks{more}"
+    title = f"Weights of head 0, untrained, between random vectors: a row says where its word looks{more}"
     return Table(title, ("word", *words, "entropy / ln n"), rows)
 
 

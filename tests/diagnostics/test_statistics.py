@@ -21,6 +21,10 @@ KINDS = {
     "rolled": ({"is_causal": True, "query_offset": 6, "key_positions": np.array([7, 8, -1, 3, 4, 5, 6])}, {}),
     "lengths": ({"query_seq_lengths": np.array([3, 5]), "key_value_seq_lengths": np.array([0, 7])}, {}),
     "mask_and_sinks": ({"mask": ARRAY, "sinks": SINKS}, {}),
+    "empty_rows_and_sinks": (
+        {"query_seq_lengths": np.array([3, 5]), "key_value_seq_lengths": np.array([0, 7]), "sinks": SINKS},
+        {},
+    ),
     "cap_and_scale": ({"logits_soft_cap": 1.5, "scale": 3.0, "local_window_size": (2, 1)}, {}),
     "bias": ({"bias": biases.Alibi(4), "sinks": SINKS}, {"bias": oracles.alibi(4)}),
 }

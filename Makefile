@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 PRESET ?= quick
 OUT ?= results
 
-.PHONY: setup report test check slow clean
+.PHONY: setup report test check slow pictures clean
 
 setup: $(READY)
 
@@ -24,6 +24,9 @@ check: $(READY)
 
 slow: $(READY)
 	$(RUN) -m pytest -n 2 --dist=worksteal -m slow
+
+pictures: $(READY)
+	$(RUN) -m docs.masks
 
 # Rebuilt when a requirement changes; `ready` is touched last, so an interrupted set-up starts again.
 $(READY): requirements.txt requirements-models.txt setup.py

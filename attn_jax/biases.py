@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from attn_jax import checks
-from attn_jax.lazy import Lazy, Tile
+from attn_jax.lazy import Bounds, Grid, Lazy, Tile, dynamic_box, put_box
 from attn_jax.typing import ArrayLike, Float
 
 
@@ -22,6 +22,37 @@ class Bias(Lazy):
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> Float[jax.Array, "*#b #n #t #s"]:
         """The bias on `tile` in `dtype`, of the square's rank, with 1 on axes along which it is constant."""
         raise NotImplementedError
+
+    def bounds(self, grid: Grid) -> Bounds:
+        """Per tile of `grid`: whether it may hold more than `-inf`, and whether it holds no `-inf`.
+
+        Boolean, of the shape and kind of `Mask.bounds`.
+        """
+        return grid.constant(True), grid.constant(False)
+
+    def zeros(self, dtype: DTypeLike) -> list[jax.Array]:
+        """For each floating leaf zeros in `dtype`, in which its gradient is accumulated."""
+        leaves = [leaf for leaf in jax.tree.leaves(self) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
+        return [jnp.zeros(jnp.shape(leaf), dtype) for leaf in leaves]
+
+    def accumulate(
+        self, gradients: list[jax.Array], tile: Tile, d_bias: Float[jax.Array, "*b n t s"]
+    ) -> list[jax.Array]:
+        """`gradients`, one for each floating leaf, plus what flows back to it from `d_bias`, the gradient on `tile`."""
+        leaves, structure = jax.tree.flatten(self)
+        floating = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
+
+        def evaluate(chosen: list[jax.Array]) -> jax.Array:
+            every = list(leaves)
+            for i, leaf in zip(floating, chosen, strict=True):
+                every[i] = leaf
+            return jax.tree.unflatten(structure, every).evaluate(tile, d_bias.dtype)
+
+        # At least in the dtype of the sum: a gradient rounded for each tile would be rounded many times.
+        chosen = [jnp.asarray(leaves[i], jnp.promote_types(jnp.result_type(leaves[i]), d_bias.dtype)) for i in floating]
+        value, pull = jax.vjp(evaluate, chosen)
+        (pulled,) = pull(_sum_to(d_bias, value.shape))
+        return [total + x.astype(total.dtype) for total, x in zip(gradients, pulled, strict=True)]
 
     def __add__(self, other: "Bias | ArrayLike") -> "Bias":
         return Sum(self, as_bias("bias", other))
@@ -34,11 +65,25 @@ class Sum(Bias):
     right: Bias
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> jax.Array:
+        total, overflowed = self._add(tile, dtype)
+        return jnp.where(overflowed, jnp.finfo(dtype).min, total)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        (some, every), (also, all_of_them) = self.left.bounds(grid), self.right.bounds(grid)
+        return some & also, every & all_of_them
+
+    def accumulate(self, gradients: list[jax.Array], tile: Tile, d_bias: jax.Array) -> list[jax.Array]:
+        _, overflowed = self._add(tile, d_bias.dtype)
+        d_bias = jnp.where(overflowed, 0, d_bias)
+        count = len(self.left.zeros(d_bias.dtype))
+        left = self.left.accumulate(gradients[:count], tile, d_bias)
+        return left + self.right.accumulate(gradients[count:], tile, d_bias)
+
+    def _add(self, tile: Tile, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+        """The sum, and where it is too low for `dtype`: two finite minima are still an ordinary number, not a mask."""
         left, right = self.left.evaluate(tile, dtype), self.right.evaluate(tile, dtype)
         total = left + right
-        # Two finite minima are still an ordinary number, not a mask.
-        overflowed = jnp.isneginf(total) & ~jnp.isneginf(left) & ~jnp.isneginf(right)
-        return jnp.where(overflowed, jnp.finfo(dtype).min, total)
+        return total, jnp.isneginf(total) & ~jnp.isneginf(left) & ~jnp.isneginf(right)
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
@@ -70,6 +115,9 @@ class Alibi(Bias):
         slopes = tile.per_head("the slopes of Alibi", jnp.asarray(alibi_slopes(self.num_heads), dtype))
         return -slopes * jnp.abs(tile.query_positions - tile.key_positions).astype(dtype)
 
+    def bounds(self, grid: Grid) -> Bounds:
+        return grid.constant(True), grid.constant(True)
+
 
 class RelativeBuckets(Bias):
     """A learned number per head and bucket of the distance `k - q` (Raffel et al. 2020, section 2.1, as in T5).
@@ -98,7 +146,7 @@ class RelativeBuckets(Bias):
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> jax.Array:
         table = jnp.asarray(self.table)
-        checks.shape("table", table, (table.shape[0], tile.square[-3]), "[buckets, N]")
+        checks.shape("table", table, (table.shape[0], tile.square.shape[-3]), "[buckets, N]")
         buckets = relative_buckets(
             tile.key_positions - tile.query_positions,
             table.shape[0],
@@ -107,12 +155,19 @@ class RelativeBuckets(Bias):
         )
         # [*b, 1, t, s] picks rows of the table; the head axis goes where the 1 was.
         # In `dtype` before it is spread out: the gradient then sums in it too.
-        return jnp.moveaxis(table.astype(dtype)[buckets.squeeze(-3)], -1, -3)
+        table = dynamic_box(table, (0, tile.starts[-3]), (table.shape[0], tile.sizes[-3]))
+        return jnp.moveaxis(_cast(table, dtype)[buckets.squeeze(-3)], -1, -3)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        finite = ~jnp.isneginf(jnp.asarray(self.table))
+        some, every = (grid.square.per_head("table", holds) for holds in (finite.any(axis=0), finite.all(axis=0)))
+        return some, every
 
 
 def relative_buckets(distance: jax.Array, num_buckets: int, *, bidirectional: bool, max_distance: int) -> jax.Array:
     """The bucket of each distance `k - q`: int, of the shape of `distance` (see `RelativeBuckets`)."""
-    starts = jnp.asarray(_bucket_starts(num_buckets, bidirectional, max_distance), distance.dtype)
+    starts = np.minimum(_bucket_starts(num_buckets, bidirectional, max_distance), 2**31 - 1)
+    starts = jnp.asarray(starts, distance.dtype)
     magnitude = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     bucket = jnp.searchsorted(starts, magnitude, side="right").astype(distance.dtype) - 1
     return bucket + jnp.where(distance > 0, num_buckets // 2, 0).astype(distance.dtype) if bidirectional else bucket
@@ -141,7 +196,38 @@ class Array(Bias):
         object.__setattr__(self, "values", checks.floating_array("bias", self.values))
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> jax.Array:
-        return tile.full_rank("bias", jnp.asarray(self.values)).astype(dtype)
+        return _cast(tile.full_rank("bias", jnp.asarray(self.values)), dtype)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        return grid.some_and_every(~jnp.isneginf(grid.square.full_rank("bias", jnp.asarray(self.values))))
+
+    def accumulate(self, gradients: list[jax.Array], tile: Tile, d_bias: jax.Array) -> list[jax.Array]:
+        if tile.square.rows is not None or not _holds(d_bias.dtype, jnp.result_type(self.values)):
+            return super().accumulate(gradients, tile, d_bias)
+        # In place: the transpose of a slice would be a whole array of zeros for each tile.
+        total = tile.square.full_rank("bias", gradients[0])
+        starts = tuple(0 if length == 1 else start for length, start in zip(total.shape, tile.starts, strict=True))
+        sizes = tuple(1 if length == 1 else size for length, size in zip(total.shape, tile.sizes, strict=True))
+        box = dynamic_box(total, starts, sizes) + _sum_to(d_bias, sizes)
+        return [put_box(total, box, starts).reshape(gradients[0].shape)]
+
+
+def _cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """`x` in `dtype`, where a finite number stays one: only `-inf` means masked."""
+    cast = x.astype(dtype)
+    if _holds(dtype, x.dtype):
+        return cast
+    return jnp.where(jnp.isneginf(cast) & ~jnp.isneginf(x), jnp.finfo(dtype).min, cast)
+
+
+def _holds(dtype: DTypeLike, other: DTypeLike) -> bool:
+    """Whether `dtype` has room for the numbers of `other`."""
+    return float(jnp.finfo(dtype).min) <= float(jnp.finfo(other).min)
+
+
+def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """`x` summed over the axes along which `shape` has 1."""
+    return x.sum(axis=[a for a, length in enumerate(shape) if length == 1 and x.shape[a] != 1], keepdims=True)
 
 
 def as_bias(name: str, bias: Any) -> Bias:

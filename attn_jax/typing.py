@@ -14,6 +14,6 @@ jaxtyping shapes in a signature use the same letters in lower case: `Float[Array
 
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, UInt8
 
-__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Num"]
+__all__ = ["Array", "ArrayLike", "Bool", "Float", "Int", "Num", "UInt8"]

@@ -12,7 +12,7 @@ from attn_jax.diagnostics.spectra import logit_ranks
 from attn_jax.diagnostics.statistics import AttentionStatistics, attention_statistics
 from attn_jax.exact import dense
 from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
-from attn_jax.lazy import Tile
+from attn_jax.lazy import Bounds, Grid, Tile
 from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 _Head = Float[Array, "*b n"]
@@ -131,6 +131,9 @@ class _Hiding(biases.Bias):
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> Array:
         return jnp.where(jnp.isneginf(self.bias.evaluate(tile, dtype)), -jnp.inf, 0)
+
+    def bounds(self, grid: Grid) -> Bounds:
+        return self.bias.bounds(grid)
 
 
 def _choosing(statistics: AttentionStatistics) -> Bool[Array, "*b t n"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_jax import biases, checks, masks, scaling
-from attn_jax.lazy import Tile, whole
+from attn_jax.lazy import Bounds, Grid, Square, Tile
 from attn_jax.typing import Array, ArrayLike, Float, Int
 
 
@@ -57,7 +57,7 @@ class Problem:
         bias, mask: lazy, or None. `mask` holds everything that says who may see whom, except biases of `-inf`.
         scale: a number, a scalar array or `[N]`.
         is_causal, window: what `mask` holds of them, for implementations that take them as they are.
-        tile: the whole square `[*B, N, T, S]`, or rows of it.
+        square: `[*B, N, T, S]`, where its queries and keys sit, and which rows of it are kept.
         accumulation_dtype: of logits, softmax and sums: float32, or float64 for float64 inputs.
         given: the names of the arguments that were set to something, for implementations that take only some.
     """
@@ -74,12 +74,17 @@ class Problem:
     precision: jax.lax.PrecisionLike
     is_causal: bool
     window: tuple[int, int] | None
-    tile: Tile
+    square: Square
     given: frozenset[str]
 
     @property
     def accumulation_dtype(self) -> jnp.dtype:
         return jnp.promote_types(self.query.dtype, jnp.float32)
+
+    @property
+    def tile(self) -> Tile:
+        """The whole square."""
+        return self.square.whole()
 
     @property
     def num_kv_heads(self) -> int:
@@ -110,27 +115,23 @@ def prepare(
 ) -> Problem:
     """Checks every argument and returns the normal form. `rows`, int `[R]`, keeps these queries only."""
     arrays = _arrays(query, key, value)
-    square = (
-        *arrays["query"].shape[:-3],
-        arrays["query"].shape[-2],
-        arrays["query"].shape[-3],
-        arrays["key"].shape[-3],
-    )
-    rows = None if rows is None else _rows(rows, square[-2])
-    tile, empty_slots = _positions(square, query_offset, query_positions, key_positions, rows)
+    *batch, query_length, num_heads, _ = arrays["query"].shape
+    shape = (*batch, num_heads, query_length, arrays["key"].shape[-3])
+    rows = None if rows is None else _rows(rows, query_length)
+    square, empty_slots = _square(shape, query_offset, query_positions, key_positions, rows)
     window = _window(local_window_size)
     terms = [
         None if mask is None else masks.as_mask("mask", mask),
         masks.Causal() if checks.boolean("is_causal", is_causal) else None,
         None if window is None else masks.LocalWindow(*window),
-        _lengths(square, query_seq_lengths, key_value_seq_lengths),
+        _lengths(shape, query_seq_lengths, key_value_seq_lengths),
         empty_slots,
     ]
     combined = None
     for term in terms:
         combined = term if combined is None else combined if term is None else combined & term
     lazy_bias = None if bias is None else biases.as_bias("bias", bias)
-    _check_squares(lazy_bias, combined, tile)
+    _check_squares(lazy_bias, combined, square.whole())
     given = {
         "bias": bias is not None,
         "mask": mask is not None,
@@ -154,12 +155,12 @@ def prepare(
         mask=combined,
         scale=_scale(scale, arrays["query"]),
         logits_soft_cap=None if logits_soft_cap is None else scaling.check_cap("logits_soft_cap", logits_soft_cap),
-        sinks=None if sinks is None else _sinks(sinks, square[-3]),
+        sinks=None if sinks is None else _sinks(sinks, num_heads),
         dropout=_dropout(dropout_rate, dropout_rng),
         precision=_precision(precision),
         is_causal=bool(is_causal),
         window=window,
-        tile=tile,
+        square=square,
         given=frozenset(name for name, is_given in given.items() if is_given),
     )
 
@@ -199,25 +200,35 @@ class _Slots(masks.Mask):
     keys: Array | None
 
     def evaluate(self, tile: Tile) -> Array:
-        there = jnp.ones((1,) * len(tile.square), bool)
-        if self.queries is not None:
-            there &= tile.per_query("queries", self.queries)
-        if self.keys is not None:
-            there &= tile.per_key("keys", self.keys)
+        there = jnp.ones((1,) * len(tile.sizes), bool)
+        for flags in self._flags(tile.square):
+            there &= tile.take(flags)
         return there
 
+    def bounds(self, grid: Grid) -> Bounds:
+        some = every = grid.constant(True)
+        for flags in self._flags(grid.square):
+            any_of_them, all_of_them = grid.some_and_every(flags)
+            some, every = some & any_of_them, every & all_of_them
+        return some, every
 
-def _positions(
-    square: tuple[int, ...],
+    def _flags(self, square: Square) -> list[Array]:
+        queries = [] if self.queries is None else [square.per_query("queries", self.queries)]
+        return queries + ([] if self.keys is None else [square.per_key("keys", self.keys)])
+
+
+def _square(
+    shape: tuple[int, ...],
     offset: int | ArrayLike,
     query_positions: ArrayLike | None,
     key_positions: ArrayLike | None,
     rows: Array | None,
-) -> tuple[Tile, masks.Mask | None]:
-    """The tile with its positions, and the mask of slots that are not empty."""
-    query_length, key_length = square[-2:]
+) -> tuple[Square, masks.Mask | None]:
+    """The square with its positions, and the mask of slots that are not empty."""
+    *batch, _, query_length, key_length = shape
+    square = Square(shape)
     explicit = {
-        name: None if x is None else _explicit_positions(name, x, square[:-3], length)
+        name: None if x is None else _explicit_positions(name, x, tuple(batch), length)
         for name, x, length in (
             ("query_positions", query_positions, query_length),
             ("key_positions", key_positions, key_length),
@@ -225,20 +236,29 @@ def _positions(
     }
     starts = checks.wide_integers("query_offset", offset)
     if starts.ndim:
-        checks.shape("query_offset", starts, square[:-3], "[] or [*B]")
+        checks.shape("query_offset", starts, tuple(batch), "[] or [*B]")
     checks.within("query_offset", starts, -(2**30), 2**31 - 1 - query_length)  # distances fit int32
     queries, keys = explicit["query_positions"], explicit["key_positions"]
-    if queries is None:
+    first = offset if isinstance(offset, int) else None  # a number is static: tiles are planned by it
+    if queries is not None:
+        if first != 0:
+            raise ValueError("query_offset and query_positions both say where the queries sit: give one of them")
+        first = None
+    elif first is None:
         steps = jnp.arange(query_length, dtype=starts.dtype)
         queries = starts[..., None] + steps.reshape((1,) * starts.ndim + (-1,))
-    elif not (isinstance(offset, int) and offset == 0):
-        raise ValueError("query_offset and query_positions both say where the queries sit: give one of them")
     slots = None
     if any(x is not None for x in explicit.values()):
         slots = _Slots(*(None if x is None else x >= 0 for x in explicit.values()))
-    keys = jnp.arange(key_length) if keys is None else keys
-    tile = whole(square, queries, keys, query_indices=rows, keys_in_place=explicit["key_positions"] is None)
-    return tile, slots
+    square = Square(
+        shape,
+        first,
+        None if queries is None else square.per_query("query_positions", queries),
+        None if keys is None else square.per_key("key_positions", keys),
+        rows,
+        keys_in_place=keys is None,
+    )
+    return square, slots
 
 
 def _explicit_positions(name: str, x: ArrayLike, batch: tuple[int, ...], length: int) -> Array:

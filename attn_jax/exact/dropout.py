@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from attn_jax.exact.arguments import Dropout
 from attn_jax.hashing import combine
@@ -16,17 +15,21 @@ def keep_mask(dropout: Dropout, tile: Tile) -> Bool[Array, "*b n t s"]:
     The bit of an entry is a hash of the key and of its indices (batch item, head, query, key). Under `vmap` the
     mapped axis has no index: map the key as well.
     """
-    *batch, num_heads, query_length, key_length = tile.square
+    *batch, num_heads, _, _ = tile.square.shape
     first, second = _words(dropout.key)
-    rows = jnp.arange(query_length) if tile.query_indices is None else tile.query_indices
-    columns = jnp.arange(key_length) if tile.key_indices is None else tile.key_indices
-    matrices = jnp.arange(int(np.prod(batch, dtype=int)) * num_heads).reshape(*batch, num_heads, 1, 1)
-    pad = (1,) * (len(batch) + 1)
-    row_bits = combine(first, matrices, rows.reshape(*pad, -1, 1))
-    column_bits = combine(second, columns.reshape(*pad, 1, -1))
+    rank = len(tile.sizes)
+    matrices = jnp.zeros((1,) * rank, jnp.int32)
+    for axis, length in enumerate((*batch, num_heads)):
+        matrices = matrices * length + _along(tile.indices(axis), axis, rank)
+    row_bits = combine(first, matrices, _along(tile.query_indices, rank - 2, rank))
+    column_bits = combine(second, _along(tile.key_indices, rank - 1, rank))
     # A bit costs one hash: the words of its row and of its column, stirred together.
     bits = combine(row_bits, column_bits)
     return bits >= jnp.uint32(min(round(dropout.rate * 2**32), 2**32 - 1))
+
+
+def _along(x: Array, axis: int, rank: int) -> Array:
+    return x.reshape((1,) * axis + (-1,) + (1,) * (rank - 1 - axis))
 
 
 def apply_dropout(dropout: Dropout, weights: Array, tile: Tile) -> Array:

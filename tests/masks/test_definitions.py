@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attn_jax import attention_weights, biases, masks
-from attn_jax.lazy import whole
+from attn_jax.lazy import Square, Tile, whole
 from tests import oracles
 
 QUERY_IDS, KEY_IDS = (
@@ -27,16 +27,22 @@ SIBLINGS = {
     "global_tokens": (masks.GlobalTokens(2), oracles.global_tokens(2)),
     "strided": (masks.Strided(3), oracles.strided(3)),
     "dilated": (masks.Dilated(2, 1, 2), oracles.dilated(2, 1, 2)),
+    "block_diagonal": (masks.BlockDiagonal(4), oracles.block_diagonal(4)),
     "padding": (masks.Padding(np.array([3, 7])), oracles.padding(np.array([3, 7]))),
     "segments": (masks.Segments(QUERY_IDS, KEY_IDS), oracles.segments(QUERY_IDS, KEY_IDS)),
     "array": (masks.Array(ARRAY), lambda q, k: ARRAY),
     "not": (~masks.Causal(), oracles.opposite(oracles.causal)),
-    "longformer": (
-        masks.LocalWindow(1, 1) | masks.GlobalTokens(1),
-        oracles.either(oracles.local_window(1, 1), oracles.global_tokens(1)),
+    "longformer": (masks.longformer(1, 1), oracles.either(oracles.local_window(1, 1), oracles.global_tokens(1))),
+    "longformer_per_item": (
+        masks.longformer(2, np.array([0, 3])),
+        oracles.either(oracles.local_window(2, 2), lambda q, k: np.minimum(q, k) < np.array([0, 3])[:, None, None, None]),
+    ),
+    "sparse_transformer": (
+        masks.sparse_transformer(3),
+        lambda q, k: (k <= q) & ((q - 3 <= k) | ((q - k) % 3 == 0)),
     ),
     "documents": (
-        masks.Causal() & masks.Segments(QUERY_IDS, KEY_IDS),
+        masks.documents(QUERY_IDS, KEY_IDS),
         oracles.both(oracles.causal, oracles.segments(QUERY_IDS, KEY_IDS)),
     ),
 }  # fmt: skip
@@ -73,6 +79,32 @@ def test_tile_is_part_of_the_whole(name):
     np.testing.assert_array_equal(actual, expected(oracle, queries, keys)[:, :, rows])
 
 
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_box_is_part_of_the_whole(name):
+    mask, oracle = SIBLINGS[name]
+    queries, keys = POSITIONS["offset_per_item"]
+    square = whole(SQUARE, jnp.asarray(queries), jnp.asarray(keys)).square
+    sizes = (1, 2, 3, 4)
+
+    @jax.jit
+    def part(mask, starts):
+        return jnp.broadcast_to(mask.evaluate(Tile(square, starts, sizes)), sizes)
+
+    full = expected(oracle, queries, keys)
+    for starts in ((0, 0, 0, 0), (1, 1, 2, 3), (1, 0, 1, 2)):
+        box = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+        np.testing.assert_array_equal(part(mask, starts), full[box])
+
+
+def test_positions_that_follow_need_no_array():
+    for first in (0, 3, -2):
+        given, known = (
+            masks.longformer(2, 1).evaluate(square.whole())
+            for square in (whole((1, 5, 7), jnp.arange(5) + first, jnp.arange(7)).square, Square((1, 5, 7), first))
+        )
+        np.testing.assert_array_equal(given, known)
+
+
 def test_random_blocks():
     mask = masks.RandomBlocks(seed=3, per_row=2, block=4)
     values = np.asarray(masks.materialize(mask, 64, 40))
@@ -82,6 +114,14 @@ def test_random_blocks():
     other = np.asarray(masks.materialize(masks.RandomBlocks(seed=4, per_row=2, block=4), 64, 40))
     assert (values != other).any(), "another seed draws other blocks"
     assert np.asarray(masks.materialize(masks.RandomBlocks(0, 10, 4), 8, 40)).all()
+
+
+def test_bigbird_is_its_three_parts():
+    parts = masks.RandomBlocks(seed=5, per_row=2, block=4), masks.LocalWindow(3, 3), masks.GlobalTokens(2)
+    expected = np.any([np.asarray(masks.materialize(part, 40)) for part in parts], axis=0)
+    np.testing.assert_array_equal(masks.materialize(masks.bigbird(3, 2, per_row=2, block=4, seed=5), 40), expected)
+    shorter = masks.bigbird(3, 2, per_row=2, block=4, seed=5, length=40)
+    np.testing.assert_array_equal(masks.materialize(shorter, 8, 40), expected[:8])
 
 
 def test_random_blocks_of_a_shard_are_those_of_the_whole():
@@ -177,6 +217,9 @@ def test_a_mask_has_no_truth_value():
         (masks.Dilated(2**20, 0, 2**20), masks.LocalWindow(0, 0)),
         (masks.PrefixLM(2**40), masks.LocalWindow(None, None)),
         (masks.GlobalTokens(2**31), masks.LocalWindow(None, None)),
+        (masks.BlockDiagonal(2**40), masks.LocalWindow(None, None)),
+        (masks.RandomBlocks(0, 1, 2**40), masks.LocalWindow(None, None)),
+        (masks.sparse_transformer(2**40), masks.Causal()),
     ],
 )
 def test_numbers_beyond_any_length(far, near):
@@ -235,6 +278,15 @@ def test_operators_take_arrays():
         (lambda: masks.Padding(np.array([2**31 + 5], np.uint32)), "lengths must lie in 0..2147483647"),
         (lambda: masks.Segments(np.array([2**31 + 1], np.uint32)), "query_ids must lie in 0..2147483647"),
         (lambda: masks.RandomBlocks(0, 1, 1, length=0), "length must be at least 1"),
+        (lambda: masks.RandomBlocks(0, 1, 1, length=2**31), "length must be at most 2147483647, got 2147483648"),
+        (lambda: masks.BlockDiagonal(0), "block must be at least 1"),
+        (lambda: masks.longformer(-1, 1), "window must be at least 0, got -1"),
+        (lambda: masks.longformer(1, -1), "global_tokens must be at least 0, got -1"),
+        (lambda: masks.longformer(1, np.array([-1])), "global_tokens must be at least 0, got values in -1..-1"),
+        (lambda: masks.bigbird(1, 1, per_row=0, block=1), "per_row must be at least 1"),
+        (lambda: masks.bigbird(1, 1, per_row=1, block=1, seed=-1), "seed must be at least 0"),
+        (lambda: masks.sparse_transformer(0), "stride must be at least 1"),
+        (lambda: masks.documents(np.zeros(3)), "query_ids must have an integer dtype"),
         (lambda: masks.materialize(masks.Causal(), 2.5), "query_length must be an integer"),
         (lambda: masks.materialize(np.ones((2, 2)), 2), "mask must be boolean"),
         (lambda: masks.Causal() & biases.Alibi(2), "mask must be a mask, got the attn_jax.biases.Alibi"),

@@ -10,15 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from attn_jax import biases, diagnostics, masks, positions, scaling
-from attn_jax.exact import Choice, attention_weights, choose_implementation, dot_product_attention
+from attn_jax.exact import Blockwise, Choice, attention_weights, choose_implementation, dot_product_attention
 from attn_jax.projections import merge_heads, project_out, project_qkv, split_heads
 
 if TYPE_CHECKING:
-    from attn_jax import models, nn
+    from attn_jax import models, nn, training
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Blockwise",
     "Choice",
     "attention_weights",
     "biases",
@@ -34,9 +35,10 @@ __all__ = [
     "project_qkv",
     "scaling",
     "split_heads",
+    "training",
 ]
 
-_LAZY = ("models", "nn")  # they import Flax and the readers of checkpoints
+_LAZY = ("models", "nn", "training")  # they import Flax, optax and the readers and writers of checkpoints
 
 
 def __getattr__(name: str) -> Any:

@@ -194,6 +194,10 @@ def dilated(left: int, right: int, dilation: int) -> Lazy:
     return lambda q, k: np.isin(k - q, offsets)
 
 
+def block_diagonal(block: int) -> Lazy:
+    return lambda q, k: q // block == k // block
+
+
 def padding(lengths) -> Lazy:
     return lambda q, k: k < _per_item(lengths)
 

@@ -5,6 +5,7 @@ falls back in silence.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal, Unpack, cast, overload
@@ -13,8 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from attn_jax import biases, checks, masks
-from attn_jax.exact import dense
+from attn_jax.exact import blockwise, dense
 from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
+from attn_jax.exact.kernels import adapter
+from attn_jax.exact.tiles import Blockwise
 from attn_jax.typing import Array, ArrayLike, Float
 
 Mask = masks.Mask | ArrayLike | None
@@ -39,7 +42,7 @@ class Choice:
 @overload
 def dot_product_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: Bias = None, mask: Mask = None, *,
-    dropout_rate: float = 0.0, dropout_rng: ArrayLike | None = None, implementation: str | None = None,
+    dropout_rate: float = 0.0, dropout_rng: ArrayLike | None = None, implementation: str | Blockwise | None = None,
     return_residual: Literal[False] = False, **options: Unpack[AttentionOptions],
 ) -> Array: ...  # fmt: skip
 
@@ -47,7 +50,7 @@ def dot_product_attention(
 @overload
 def dot_product_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: Bias = None, mask: Mask = None, *,
-    dropout_rate: float = 0.0, dropout_rng: ArrayLike | None = None, implementation: str | None = None,
+    dropout_rate: float = 0.0, dropout_rng: ArrayLike | None = None, implementation: str | Blockwise | None = None,
     return_residual: Literal[True], **options: Unpack[AttentionOptions],
 ) -> tuple[Array, Array]: ...  # fmt: skip
 
@@ -72,7 +75,7 @@ def dot_product_attention(
     dropout_rate: float = 0.0,
     dropout_rng: ArrayLike | None = None,
     precision: jax.lax.PrecisionLike = None,
-    implementation: str | None = None,
+    implementation: str | Blockwise | None = None,
     return_residual: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Softmax attention: each query fetches the values of the keys that it matches.
@@ -103,7 +106,8 @@ def dot_product_attention(
         dropout_rate: of weights, in [0, 1); kept ones are divided by `1 - rate`.
         dropout_rng: the key of dropout, needed where the rate is positive.
         precision: of the two matrix products, as in `jax.lax.dot_general`.
-        implementation: "dense", "xla", "cudnn", or None to choose (see `choose_implementation`).
+        implementation: "dense", "blockwise", "pallas", "xla", "cudnn", `Blockwise(queries=..., keys=...)` for tiles
+            of a chosen size, or None to choose (see `choose_implementation`).
         return_residual: also return the log-sum-exp of the logits.
 
     Returns:
@@ -129,7 +133,10 @@ def dot_product_attention(
         dropout_rate=dropout_rate, dropout_rng=dropout_rng, precision=precision,
     )  # fmt: skip
     choice = _choose(problem, implementation, checks.boolean("return_residual", return_residual))
-    output, logsumexp = IMPLEMENTATIONS[choice.implementation].run(problem)
+    if isinstance(implementation, Blockwise):
+        output, logsumexp = blockwise.attention(problem, implementation)
+    else:
+        output, logsumexp = IMPLEMENTATIONS[choice.implementation].run(problem)
     if not return_residual:
         return output
     assert logsumexp is not None  # those that have none have refused
@@ -145,14 +152,16 @@ def choose_implementation(
     *,
     dropout_rate: float = 0.0,
     dropout_rng: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: str | Blockwise | None = None,
     return_residual: bool = False,
     **options: Unpack[AttentionOptions],
 ) -> Choice:
     """Which implementation `dot_product_attention` would run for these arguments, why, and why not the others.
 
-    None chooses "dense", on every platform: it is the one that honours every argument. "xla" and "cudnn" hand over
-    to `jax.nn` and run only when asked for.
+    None chooses between the two that honour every argument, on every platform: "dense" for fewer than 64 × 64 logits
+    a head, "blockwise" from there on. The latter has reverse-mode gradients only: for forward mode, and for second
+    derivatives, ask for "dense". "pallas", "xla" and "cudnn" run only when asked for: the first has not been timed on
+    a machine that it is for, the others hand over to `jax.nn` what is the same there.
 
     Args:
         query, key, value, ...: as for `dot_product_attention`.
@@ -208,18 +217,52 @@ class _Runner:
 
     run: Callable[[Problem], tuple[Array, Array | None]]
     refuse: Callable[[Problem, bool], str | None]
+    measures: bool = False
 
 
-def _choose(problem: Problem, implementation: str | None, return_residual: bool) -> Choice:
+# The tile loop is as fast as a dense pass from 64 queries by 64 keys on (`experiments/benchmarks/attention.py`); below,
+# time is not the matter, and dense has derivatives of every order and mode.
+_FEW_LOGITS = 64 * 64
+
+
+def _choose(problem: Problem, implementation: str | Blockwise | None, return_residual: bool) -> Choice:
+    if isinstance(implementation, Blockwise):
+        implementation = "blockwise"
     checks.one_of("implementation", implementation, [*IMPLEMENTATIONS, None])
     refusals = {name: runner.refuse(problem, return_residual) for name, runner in IMPLEMENTATIONS.items()}
     refused = {name: reason for name, reason in refusals.items() if reason is not None}
     if implementation is None:
-        return Choice("dense", "the default on every platform: it honours every argument", refused)
+        return Choice(*_default(problem), refused)
     if implementation in refused:
         able = ", ".join(repr(name) for name in IMPLEMENTATIONS if name not in refused)
         raise ValueError(f"implementation={implementation!r} cannot do this: {refused[implementation]}; {able} can")
     return Choice(implementation, "asked for", refused)
+
+
+def _default(problem: Problem) -> tuple[str, str]:
+    """What None chooses, and why."""
+    *_, queries, keys = problem.square.kept
+    if queries * keys < _FEW_LOGITS:
+        return "dense", f"{queries} queries by {keys} keys are few: one pass will do"
+    return "blockwise", f"{queries} queries by {keys} keys: tile by tile is faster and takes O(T + S) memory"
+
+
+def choose_measured(problem: Problem, implementation: str | Blockwise | None) -> str:
+    """Which implementation measures the weights of a problem: only some have statistics."""
+    if isinstance(implementation, Blockwise):
+        return "blockwise"
+    checks.one_of("implementation", implementation, [*IMPLEMENTATIONS, None])
+    if implementation is None:
+        return _default(problem)[0]
+    able = [name for name, runner in IMPLEMENTATIONS.items() if runner.measures]
+    if problem.value is not None:
+        _choose(problem, implementation, return_residual=implementation in able)  # raises as without statistics
+    if implementation not in able:
+        raise ValueError(f"implementation={implementation!r} has no statistics; {', '.join(map(repr, able))} have")
+    reason = IMPLEMENTATIONS[implementation].refuse(problem, True)
+    if reason is not None:
+        raise ValueError(f"implementation={implementation!r} cannot do this: {reason}")
+    return implementation
 
 
 def _jax_nn(name: Literal["xla", "cudnn"]) -> Callable[[Problem], tuple[Array, None]]:
@@ -254,7 +297,7 @@ def _refuse_xla(problem: Problem, return_residual: bool) -> str | None:
         return "its softmax is float32 for float64 inputs"
     if 0 in problem.query.shape + problem.key.shape:
         return "it does not take arrays without entries"
-    *_, query_length, key_length = problem.tile.square
+    *_, query_length, key_length = problem.square.shape
     left, right = problem.window or (math.inf, math.inf)
     right = 0 if problem.is_causal else right
     if query_length - 1 - left > key_length - 1:
@@ -272,14 +315,18 @@ def _refuse_cudnn(problem: Problem, return_residual: bool) -> str | None:
         return f"it takes float16 and bfloat16, got {problem.query.dtype}"
     if problem.window is not None and not problem.is_causal:
         return "its window has no right end without is_causal"
-    *_, query_length, key_length = problem.tile.square
+    *_, query_length, key_length = problem.square.shape
     if problem.is_causal and query_length != key_length:
         return f"its causal mask is aligned with ours only where T = S, got {query_length} and {key_length}"
     return None
 
 
 IMPLEMENTATIONS = {
-    "dense": _Runner(dense.attention, lambda problem, return_residual: None),
+    "dense": _Runner(dense.attention, lambda problem, return_residual: None, measures=True),
+    "blockwise": _Runner(blockwise.attention, lambda problem, return_residual: None, measures=True),
+    "pallas": _Runner(
+        functools.partial(blockwise.attention, kernel=True), lambda problem, _: adapter.refuse(problem), measures=True
+    ),
     "xla": _Runner(_jax_nn("xla"), _refuse_xla),
     "cudnn": _Runner(_jax_nn("cudnn"), _refuse_cudnn),
 }

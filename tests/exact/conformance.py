@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,7 +37,7 @@ class Tolerance:
 FLOAT32 = Tolerance(entry=1e-5, norm=2e-6, gradient=1e-5, rounding=1e-6)
 FLOAT64 = Tolerance(entry=1e-12, norm=1e-12, gradient=1e-12, rounding=1e-14)
 ROUNDED = Tolerance(entry=0, norm=2**-7, ulps=2, row=1e-6, gradient=1e-5, rounding=1e-6)
-# `jax.nn` rounds weights to bfloat16 and float16 before it fetches the values, and again on the way back.
+# `jax.nn` and the kernel round weights to bfloat16 and float16 before it fetches the values, and again on the way back.
 ROUNDED_WEIGHTS = Tolerance(entry=1e-2, norm=2**-6, gradient=2e-2, rounding=1e-2, ulps=2)
 EXACT = {"float32": FLOAT32, "float64": FLOAT64, "bfloat16": ROUNDED, "float16": ROUNDED}
 
@@ -50,12 +51,14 @@ class Implementation:
         refuses: why it cannot run a program, or None where it can; then it must raise, and name one that can.
         tolerances: by dtype.
         residual: whether it also returns the log-sum-exp.
+        asked: what stands for the name in the call, if it is more than the name.
     """
 
     name: str
     refuses: Callable[[Program], str | None]
     tolerances: dict[str, Tolerance]
     residual: bool = True
+    asked: Any = None
 
     def __str__(self):
         return self.name
@@ -67,7 +70,9 @@ class Implementation:
         def run(differentiable, others, cotangents):
             def forward(differentiable):
                 call = arguments(program, differentiable | others)
-                return attn_jax.dot_product_attention(**call, implementation=self.name, return_residual=self.residual)
+                return attn_jax.dot_product_attention(
+                    **call, implementation=self.asked or self.name, return_residual=self.residual
+                )
 
             results, pull = jax.vjp(forward, differentiable)
             return results, pull(cotangents)[0]
@@ -106,8 +111,22 @@ def _xla_refuses(program: Program) -> str | None:
     return None if visible.any(0).all() and visible.any(1).all() else "empty rows or unseen keys"
 
 
+def _pallas_refuses(program: Program) -> str | None:
+    """The kernel takes what follows from numbers alone, in float32 and below; it is interpreted here."""
+    s = program.structure
+    arrays = s.bias or s.lengths or s.scale == "per head" or s.positions not in ("", "offset")
+    if arrays or s.mask not in (None, "causal & window", "longformer"):
+        return "arrays besides query, key, value and sinks"
+    if s.positions:
+        return "an offset that is traced"
+    return "float64" if program.dtype == "float64" else None
+
+
 IMPLEMENTATIONS = (
     Implementation("dense", lambda program: None, EXACT),
+    # Tiles that divide nothing, and steps that hold a few heads or items.
+    Implementation("blockwise", lambda program: None, EXACT, asked=attn_jax.Blockwise(queries=3, keys=4, entries=50)),
+    Implementation("pallas", _pallas_refuses, EXACT | {"bfloat16": ROUNDED_WEIGHTS, "float16": ROUNDED_WEIGHTS}),
     Implementation(
         "xla", _xla_refuses, EXACT | {"bfloat16": ROUNDED_WEIGHTS, "float16": ROUNDED_WEIGHTS}, residual=False
     ),

@@ -45,7 +45,7 @@ def test_the_default_is_dense():
 @pytest.mark.parametrize("name", ["xla", "cudnn"])
 def test_what_jax_nn_cannot_do_raises(name, options, reason):
     arrays = (QUERY, KEY, VALUE) if name == "xla" else HALF
-    message = f"implementation='{name}' cannot do this: {reason}.*; 'dense' can"
+    message = f"implementation='{name}' cannot do this: {reason}.*; 'dense', 'blockwise'.* can"
     with pytest.raises(ValueError, match=message):
         dot_product_attention(*arrays, implementation=name, **options)
 
@@ -183,7 +183,7 @@ def test_options_are_those_of_the_signature():
         ({"precision": "exact"}, "precision must be None, 'default', 'high', 'highest' or as in .*; got 'exact'"),
         ({"logits_soft_cap": 1e-39}, "logits_soft_cap must be at least 1.17549e-38, got 1e-39"),
         ({"query": jnp.zeros(QUERY.shape, jnp.float8_e4m3fn)}, "query must have a floating dtype of 16 bits or more, got float8_e4m3fn"),
-        ({"implementation": "flash"}, "implementation must be one of 'dense', 'xla', 'cudnn', None; got 'flash'"),
+        ({"implementation": "flash"}, "implementation must be one of 'dense', 'blockwise', 'pallas', 'xla', 'cudnn', None; got 'flash'"),
     ],
 )  # fmt: skip
 def test_bad_arguments(options, message):

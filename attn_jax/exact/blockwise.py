@@ -1,0 +1,338 @@
+"""Softmax attention tile by tile: exact, in memory that grows with T + S, forward and backward.
+
+One loop over tiles of (queries × keys) serves every pattern and both directions. Forward, each tile of queries runs
+the online softmax over the tiles of keys that its mask touches. Backward, the same tiles are visited once more and
+the weights are computed again from the log-sum-exp:
+
+    p = e^(s - lse)    dv = pᵀ do    ds = p (do·v - do·o)    dq = ds k    dk = dsᵀ q
+
+Backward keeps keys first, so that each of its five products contracts what lies together in memory.
+
+Reference: Rabe & Staats 2021; Dao et al. 2022, algorithms 1 and 4.
+"""
+
+import dataclasses
+import functools
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from attn_jax.exact import online
+from attn_jax.exact.arguments import Problem
+from attn_jax.exact.kernels import adapter
+from attn_jax.exact.steps import Differentiable, Fixed, Static, Step, Sweep, seen_keys, sink_shares, sweep_steps
+from attn_jax.exact.tiles import Blockwise, choose_blocks
+from attn_jax.typing import Array
+
+_CHOOSE = Blockwise()
+OUTPUT, LOGSUMEXP = "attention_output", "attention_logsumexp"  # names for rematerialisation policies
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Output `[*B, T, K, G, V]` (None without values), log-sum-exp and statistics `[*B, T, K, G]`."""
+
+    output: Array | None
+    logsumexp: Array
+    statistics: dict[str, Array]
+
+
+def attention(problem: Problem, wanted: Blockwise = _CHOOSE, *, kernel: bool = False) -> tuple[Array, Array]:
+    """The output and the log-sum-exp of a problem."""
+    results = attend(problem, (), wanted, kernel=kernel)
+    assert results.output is not None
+    return results.output, results.logsumexp
+
+
+def attend(
+    problem: Problem, statistics: tuple[str, ...], wanted: Blockwise = _CHOOSE, *, kernel: bool = False
+) -> Results:
+    """Output `[*B, T, N, V]`, log-sum-exp and statistics `[*B, T, N]` of a problem, in one pass over its tiles.
+
+    With `kernel`, forward is that of `attn_jax.exact.kernels`; backward is this loop's either way.
+    """
+    square, num_kv_heads = problem.square, problem.num_kv_heads
+    number = isinstance(problem.scale, float)
+    static = Static(
+        problem.scale if isinstance(problem.scale, float) else None,
+        problem.logits_soft_cap,
+        0.0 if problem.dropout is None else problem.dropout.rate,
+        _hashable(problem.precision),
+        choose_blocks(square, num_kv_heads, wanted, masked=problem.mask is not None),
+        statistics,
+        kernel,
+    )
+    *lead, num_heads, width = problem.query.shape
+    query = problem.query.reshape(*lead, num_kv_heads, num_heads // num_kv_heads, width)
+    differentiable = Differentiable(
+        query,
+        problem.key,
+        problem.value,
+        problem.bias,
+        None if number else jnp.asarray(problem.scale),
+        problem.sinks,
+    )
+    fixed = Fixed(problem.mask, square, None if problem.dropout is None else problem.dropout.key)
+    results = _run(static, differentiable, fixed)
+
+    def per_head(x: Array) -> Array:
+        return x.reshape(*lead, num_heads, *x.shape[len(lead) + 2 :])
+
+    output = None if results.output is None else per_head(results.output).astype(problem.query.dtype)
+    measured = {name: per_head(x) for name, x in results.statistics.items()}
+    return Results(output, per_head(results.logsumexp), measured)
+
+
+def _hashable(precision: Any) -> jax.lax.PrecisionLike:
+    return cast(jax.lax.PrecisionLike, tuple(precision) if isinstance(precision, list) else precision)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
+    return _attend(static, differentiable, fixed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
+    return _forward(static, differentiable, fixed)
+
+
+def _forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
+    if static.kernel:
+        return _kernel_forward(static, differentiable, fixed)
+    query, value = differentiable.query, differentiable.value
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    memory = online.remembered(static.statistics)
+
+    def visit_rows(step: Step, sweep: Sweep, results: Results) -> Results:
+        rows_query = step.rows(query).astype(dtype) * step.scale()
+        shape = rows_query.shape[:-1]
+        rows = online.start(shape, dtype, memory)
+        sums = None if value is None else jnp.zeros((*shape, value.shape[-1]), dtype)
+
+        def visit(index: Array, mixed: bool, carry: tuple) -> tuple:
+            rows, sums = carry
+            tile = step.tile(index)
+            key = step.keys(differentiable.key, index).astype(dtype)
+            logits = jnp.einsum("bkgth,bksh->bkgts", rows_query, key, precision=static.precision)
+            bias, visible = step.bias_and_visible(index, mixed)
+            if bias is not None:
+                logits = logits + bias
+            if static.logits_soft_cap is not None:
+                logits = static.logits_soft_cap * jnp.tanh(logits / static.logits_soft_cap)
+            if visible is not None:
+                logits = jnp.where(visible, logits, -jnp.inf)
+            entries = online.Entries(
+                logits,
+                visible,
+                step.grouped(tile.query_positions),
+                step.grouped(tile.key_positions),
+                step.key_start(index),
+            )
+            rows, numerators, factor = online.update(rows, entries)
+            if sums is not None:
+                assert value is not None
+                tile_value = step.keys(value, index).astype(dtype)
+                if visible is not None and not sweep.plan.all_seen:
+                    tile_value = jnp.where(seen_keys(visible), tile_value, 0)
+                kept = step.kept(index)
+                if kept is not None:
+                    numerators = jnp.where(kept, numerators / (1 - static.dropout_rate), 0)
+                fetched = jnp.einsum("bkgts,bksv->bkgtv", numerators, tile_value, precision=static.precision)
+                sums = sums * factor[..., None] + fetched
+            return rows, sums
+
+        rows, sums = sweep.visit_keys(visit, (rows, sums))
+        logsumexp = online.logsumexp(rows)
+        keys_share, sink_share = step.shares(logsumexp)
+        output = results.output
+        if sums is not None:
+            assert output is not None
+            total = jnp.where(rows["total"] == 0, 1, rows["total"])
+            output = step.put_rows(output, sums / total[..., None] * keys_share[..., None])
+        measured = online.finish(rows, static.statistics, sink_share)
+        return Results(
+            output,
+            step.put_rows(results.logsumexp, logsumexp),
+            {name: step.put_rows(results.statistics[name], x) for name, x in measured.items()},
+        )
+
+    rows = query.shape[:-1]
+    counts = ("argmax_key", "visible_keys")
+    nothing = Results(
+        None if value is None else jnp.zeros((*rows, value.shape[-1]), dtype),
+        jnp.full(rows, -jnp.inf, dtype),
+        {name: jnp.zeros(rows, jnp.int32 if name in counts else dtype) for name in static.statistics},
+    )
+    return sweep_steps(static, differentiable, fixed, visit_rows, nothing)
+
+
+def _kernel_forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
+    sinks, names = differentiable.sinks, tuple(name for name in static.statistics if name != "sink_share")
+    output, logsumexp, measured = adapter.forward(dataclasses.replace(static, statistics=names), differentiable, fixed)
+    keys_share, sink_share = jnp.ones_like(logsumexp), jnp.zeros_like(logsumexp)
+    if sinks is not None:
+        keys_share, sink_share = sink_shares(sinks.reshape(differentiable.query.shape[-3:-1]), logsumexp)
+    if "sink_share" in static.statistics:
+        measured["sink_share"] = jnp.where(jnp.isneginf(logsumexp) & (sinks is not None), 1, sink_share)
+    return Results(output * keys_share[..., None], logsumexp, measured)
+
+
+def _attend_forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> tuple[Results, tuple]:
+    results = _forward(static, differentiable, fixed)
+    output = None if results.output is None else checkpoint_name(results.output, OUTPUT)
+    results = Results(output, checkpoint_name(results.logsumexp, LOGSUMEXP), results.statistics)
+    return results, (differentiable, fixed, results)
+
+
+def _attend_backward(static: Static, residuals: tuple, cotangents: Results) -> tuple[Differentiable, Any]:
+    differentiable, fixed, results = residuals
+    query, key, value = differentiable.query, differentiable.key, differentiable.value
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    output, d_entropy = results.output, cotangents.statistics.get("entropy")
+
+    def visit_rows(step: Step, sweep: Sweep, gradients: dict[str, Any]) -> dict[str, Any]:
+        gradients = dict(gradients)
+        plain_query = step.rows(query).astype(dtype)
+        scale = step.scale()
+        rows_query = plain_query * scale
+        logsumexp = step.rows(results.logsumexp)
+        empty, fresh = jnp.isneginf(logsumexp), step.fresh()
+        logsumexp = jnp.where(empty, 0, logsumexp)
+        keys_share, sink_share = step.shares(logsumexp)
+
+        # ds = p (do·v share + offset + slope s), with 0 for rows that see nothing or were visited before.
+        offset = step.rows(cotangents.logsumexp)
+        slope, d_output = None, None
+        if output is not None:
+            assert cotangents.output is not None
+            d_output = jnp.where(fresh[..., None] & ~empty[..., None], step.rows(cotangents.output), 0)
+            product = (d_output * step.rows(output)).sum(axis=-1)
+            offset = offset - product * keys_share
+            d_output = d_output * keys_share[..., None]
+            if differentiable.sinks is not None:
+                gradients["sinks"] = step.add_heads(gradients["sinks"], -product * sink_share)
+        if d_entropy is not None:
+            slope = -jnp.where(fresh & ~empty, step.rows(d_entropy), 0)
+            offset = offset + slope * (step.rows(results.statistics["entropy"]) - logsumexp)
+        offset = jnp.where(fresh & ~empty, offset, 0)
+
+        def visit(index: Array, mixed: bool, carry: tuple) -> tuple:
+            d_query, gradients = carry
+            gradients = dict(gradients)
+            tile_key, tile_query = step.keys(key, index).astype(dtype), rows_query
+            bias, visible = step.bias_and_visible(index, mixed)
+            if visible is not None:
+                if not sweep.plan.all_seen:
+                    tile_key = jnp.where(seen_keys(visible), tile_key, 0)
+                    tile_query = jnp.where(visible.any(axis=-1)[..., None], tile_query, 0)
+                visible = keys_first(visible)
+            logits = jnp.einsum("bksh,bkgth->bksgt", tile_key, tile_query, precision=static.precision)
+            if bias is not None:
+                logits = logits + keys_first(bias)
+            slope_of_cap = None
+            if static.logits_soft_cap is not None:
+                bent = jnp.tanh(logits / static.logits_soft_cap)
+                logits, slope_of_cap = static.logits_soft_cap * bent, 1 - bent**2
+            if visible is not None:
+                logits = jnp.where(visible, logits, -jnp.inf)
+            weights = jnp.exp(logits - logsumexp[:, :, None])
+            pull = offset[:, :, None]
+            if value is not None:
+                tile_value = step.keys(value, index).astype(dtype)
+                if visible is not None and not sweep.plan.all_seen:
+                    tile_value = jnp.where(visible.any(axis=(-1, -2))[..., None], tile_value, 0)
+                back = jnp.einsum("bksv,bkgtv->bksgt", tile_value, d_output, precision=static.precision)
+                fetched, kept = weights, step.kept(index)
+                if kept is not None:
+                    kept = keys_first(kept)
+                    back, fetched = (jnp.where(kept, x / (1 - static.dropout_rate), 0) for x in (back, weights))
+                d_value = jnp.einsum("bksgt,bkgtv->bksv", fetched, d_output, precision=static.precision)
+                gradients["value"] = step.add_keys(gradients["value"], d_value, index)
+                pull = pull + back
+            if slope is not None:
+                finite = logits if visible is None else jnp.where(visible, logits, 0)
+                pull = pull + slope[:, :, None] * finite
+            d_logits = weights * pull
+            if slope_of_cap is not None:
+                d_logits = d_logits * slope_of_cap
+            if visible is not None:
+                d_logits = jnp.where(visible, d_logits, 0)
+            d_key = jnp.einsum("bksgt,bkgth->bksh", d_logits, tile_query, precision=static.precision)
+            gradients["key"] = step.add_keys(gradients["key"], d_key, index)
+            if differentiable.bias is not None and gradients["bias"]:
+                d_bias = step.ungrouped(keys_last(d_logits))
+                gradients["bias"] = differentiable.bias.accumulate(gradients["bias"], step.tile(index), d_bias)
+            # [h, t]: a product whose long axis comes last is the fast one.
+            d_query = d_query + jnp.einsum("bksh,bksgt->bkhgt", tile_key, d_logits, precision=static.precision)
+            return d_query, gradients
+
+        *lead, groups, length, width = plain_query.shape
+        d_query = jnp.zeros((*lead, width, groups, length), dtype)
+        d_query, gradients = sweep.visit_keys(visit, (d_query, gradients))
+        d_query = jnp.moveaxis(d_query, 2, -1)
+        if differentiable.scale is not None:
+            seen = jnp.where((fresh & ~empty)[..., None], plain_query, 0)
+            gradients["scale"] = step.add_heads(gradients["scale"], (d_query * seen).sum(axis=-1))
+        gradients["query"] = step.put_rows(gradients["query"], d_query * scale, add=True)
+        return gradients
+
+    heads = jnp.zeros((fixed.square.shape[-3],), dtype)
+    nothing = {
+        "query": jnp.zeros(query.shape, dtype),
+        "key": jnp.zeros(key.shape, dtype),
+        "value": None if value is None else jnp.zeros(value.shape, dtype),
+        "bias": [] if differentiable.bias is None else differentiable.bias.zeros(dtype),
+        "scale": None if differentiable.scale is None else heads,
+        "sinks": None if differentiable.sinks is None else heads,
+    }
+    gradients = sweep_steps(static, differentiable, fixed, visit_rows, nothing)
+    return _like(differentiable, gradients), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def keys_first(x: Array) -> Array:
+    """`[b, k, g, t, s]` as `[b, k, s, g, t]`."""
+    return jnp.moveaxis(x, -1, 2)
+
+
+def keys_last(x: Array) -> Array:
+    """`[b, k, s, g, t]` as `[b, k, g, t, s]`."""
+    return jnp.moveaxis(x, 2, -1)
+
+
+def _like(differentiable: Differentiable, gradients: dict[str, Any]) -> Differentiable:
+    """The gradients in the structure, shapes and dtypes of what they belong to."""
+
+    def cast_to(x: Any, gradient: Any) -> Any:
+        if x is None:
+            return None
+        return (gradient if x.ndim or not gradient.ndim else gradient.sum()).astype(x.dtype)
+
+    bias = None
+    if differentiable.bias is not None:
+        leaves, structure = jax.tree.flatten(differentiable.bias)
+        floating = iter(gradients["bias"])
+        bias = jax.tree.unflatten(
+            structure,
+            [
+                next(floating).astype(jnp.result_type(leaf))
+                if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+                else np.zeros(jnp.shape(leaf), jax.dtypes.float0)
+                for leaf in leaves
+            ],
+        )
+    return Differentiable(
+        cast_to(differentiable.query, gradients["query"]),
+        cast_to(differentiable.key, gradients["key"]),
+        cast_to(differentiable.value, gradients["value"]),
+        bias,
+        cast_to(differentiable.scale, gradients["scale"]),
+        cast_to(differentiable.sinks, gradients["sinks"]),
+    )

@@ -1,0 +1,161 @@
+"""Which tiles of the square a mask touches, and in which order they are visited.
+
+A step of the tile loop works on one tile of (queries × keys) for a few batch items and key/value heads at once. For
+each tile of queries the plan lists the tiles of keys to visit: first those that the mask leaves full, which need no
+mask arithmetic, then those that it cuts through. Those that it empties are not in the list. What is known before any
+value is (causality, windows, an offset that is a number) makes the plan when the program is traced; what comes with
+the data (lengths, segments, positions) makes it at run time, and bounds the loops there.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_jax import biases, checks, masks
+from attn_jax.lazy import Grid, Square
+from attn_jax.typing import Array, Int
+
+# (queries, keys) of a tile and logits of a step, measured on CPU (`experiments/benchmarks/attention.py`): a step must
+# be worth waking the other cores, and fit the caches; where a mask cuts tiles, small ones waste less on what it hides.
+PLAIN, MASKED = (2048, 1024, 2**21), (512, 512, 2**20)
+_LOOK_AT = 2**20  # a mask of so many entries is looked at when the program is traced
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise:
+    """`implementation="blockwise"` with tiles of a chosen size; None chooses from the shape.
+
+    Attributes:
+        queries, keys: the size of a tile; the axes need not be multiples of it.
+        entries: about how many logits one step may hold: heads and batch items share a step while they fit.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    queries: int | None = None
+    keys: int | None = None
+    entries: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "keys", "entries"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The sizes of one step: a tile of `queries` × `keys`, of `kv_heads` heads of `items` neighbours in the batch."""
+
+    items: int
+    kv_heads: int
+    queries: int
+    keys: int
+
+
+def choose_blocks(square: Square, num_kv_heads: int, wanted: Blockwise, *, masked: bool = False) -> Blocks:
+    """The sizes for a square, within what is wanted. `items` and `kv_heads` divide their axes."""
+    most_queries, most_keys, most_entries = MASKED if masked else PLAIN
+    *batch, num_heads, query_length, key_length = square.kept
+    groups = num_heads // max(num_kv_heads, 1)
+    queries = min(wanted.queries or max(128, most_queries // max(groups, 1)), query_length)
+    rows = max(groups * queries, 1)
+    # Few queries (a step of decoding) take more keys at once.
+    keys = min(wanted.keys or min(max(most_keys, most_queries * most_keys // rows), 4096), key_length)
+    entries = wanted.entries or most_entries
+    fitting = max(entries // max(rows * keys, 1), 1)
+    kv_heads = _divisor(num_kv_heads, fitting)
+    items = _divisor(batch[-1], fitting // kv_heads) if batch and kv_heads == num_kv_heads else 1
+    return Blocks(items, kv_heads, queries, keys)
+
+
+def _divisor(length: int, most: int) -> int:
+    """The largest divisor of `length` that does not exceed `most`."""
+    return next((d for d in range(min(length, max(most, 1)), 0, -1) if length % d == 0), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The tiles of keys that each tile of queries visits.
+
+    Attributes:
+        order: int `[*C or 1, nq, nk]`: the tiles of keys, full ones first, then mixed ones; *C are the chunks of
+            items and heads that share a step, one axis for each of the square's `*B` and N.
+        full, mixed: int `[*C or 1, nq]`: how many there are of each.
+        may_be_full, may_be_mixed: whether any is, as far as is known when the program is traced.
+        all_seen: whether it is known that every query sees a key and every key is seen, so that nothing that nobody
+            may read needs to be kept from the sums.
+    """
+
+    order: Int[Array, "*c q k"] | np.ndarray
+    full: Int[Array, "*c q"] | np.ndarray
+    mixed: Int[Array, "*c q"] | np.ndarray
+    may_be_full: bool
+    may_be_mixed: bool
+    all_seen: bool
+
+    @property
+    def lists(self) -> tuple[Array | np.ndarray, ...]:
+        """`order`, `full` and `mixed`."""
+        return self.order, self.full, self.mixed
+
+
+def make_plan(
+    square: Square, blocks: Blocks, num_kv_heads: int, mask: masks.Mask | None, bias: biases.Bias | None
+) -> Plan:
+    """The plan of a square for a mask and a bias that may hold `-inf`."""
+    grid = Grid(square, (blocks.queries, blocks.keys))
+    count_queries, count_keys = grid.counts
+    some, every = grid.constant(True), grid.constant(True)
+    for lazy in (mask, bias):
+        if lazy is not None:
+            touched, filled = lazy.bounds(grid)
+            some, every = some & touched, every & filled
+    if blocks.keys and square.shape[-1] % blocks.keys:
+        # The last tile begins in the one before: its first keys were seen there, and are hidden.
+        inside = np.arange(count_keys) < count_keys - 1
+        every = every & inside.reshape((1,) * (every.ndim - 1) + (-1,))
+    groups = square.shape[-3] // max(num_kv_heads, 1)
+    shares = (1,) * len(square.batch[:-1]) + (blocks.items,) * bool(square.batch) + (blocks.kv_heads * groups,)
+    some, every = _per_chunk(some, shares, "any"), _per_chunk(every, shares, "all")
+    library = jnp if isinstance(some, jax.Array) or isinstance(every, jax.Array) else np
+    lead = np.broadcast_shapes(some.shape[:-2], every.shape[:-2])
+    some, every = (library.broadcast_to(x, (*lead, count_queries, count_keys)) for x in (some, every))
+    kind = library.where(some & every, 0, library.where(some, 1, 2))
+    static = library is np
+    order = np.argsort(kind, axis=-1, kind="stable") if static else jnp.argsort(kind, axis=-1)  # jnp's is stable
+    return Plan(
+        order.astype(np.int32),
+        (kind == 0).sum(axis=-1).astype(np.int32),
+        (kind == 1).sum(axis=-1).astype(np.int32),
+        bool((kind == 0).any()) if static else True,
+        bool((kind == 1).any()) if static else True,
+        bias is None and (mask is None or _all_seen(square, mask)),
+    )
+
+
+def _all_seen(square: Square, mask: masks.Mask) -> bool:
+    queries, keys = square.shape[-2:]
+    if square.first_query is None or square.rows is not None or queries * keys > _LOOK_AT or jax.tree.leaves(mask):
+        return False
+    with jax.ensure_compile_time_eval():
+        visible = mask.evaluate(Square((1, queries, keys), square.first_query).whole())
+        visible = np.broadcast_to(np.asarray(visible), (1, queries, keys))
+    return bool(visible.any(axis=-1).all() and visible.any(axis=-2).all())
+
+
+def _per_chunk(x: Array | np.ndarray, shares: tuple[int, ...], how: str) -> Array | np.ndarray:
+    """`x` reduced over the items and heads that share a step."""
+    for axis, share in enumerate(shares):
+        if x.shape[axis] != 1:
+            x = getattr(x.reshape(*x.shape[:axis], -1, share, *x.shape[axis + 1 :]), how)(axis=axis + 1)
+    return x
+
+
+def chunk_counts(square: Square, blocks: Blocks, num_kv_heads: int) -> tuple[int, ...]:
+    """How many chunks of items and heads there are, per axis of `*B` and for the heads."""
+    *outer, last = (1, *square.batch)
+    items = (*outer[1:], last // blocks.items) if square.batch else ()
+    return (*items, num_kv_heads // max(blocks.kv_heads, 1))

@@ -1,5 +1,6 @@
 """Measurements of attention: arrays in, numbers out."""
 
+from attn_jax.diagnostics.attention_spectra import AttentionSpectrum, attention_spectrum
 from attn_jax.diagnostics.entropy import (
     entropy,
     entropy_from_logits,
@@ -26,16 +27,19 @@ from attn_jax.diagnostics.statistics import (
     AttentionStatistics,
     attention_statistics,
     attention_with_statistics,
+    sample_rows,
 )
 from attn_jax.diagnostics.symmetry import matrix_symmetry, score_asymmetry, weight_symmetry
 
 __all__ = [
     "ALL",
     "DEFAULT",
+    "AttentionSpectrum",
     "AttentionStatistics",
     "HeadSummary",
     "NamedScale",
     "Ranks",
+    "attention_spectrum",
     "attention_statistics",
     "attention_with_statistics",
     "diagonal_mass",
@@ -56,6 +60,7 @@ __all__ = [
     "participation",
     "previous_token_mass",
     "rank_one_residual",
+    "sample_rows",
     "score_asymmetry",
     "sink_mass",
     "softmax_jacobian_norm",

@@ -6,10 +6,13 @@ from typing import Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attn_jax import biases, checks, masks
-from attn_jax.exact import dense
+from attn_jax.exact import Blockwise, blockwise, dense
 from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
+from attn_jax.exact.attention import choose_measured
+from attn_jax.exact.kernels.pallas import STATISTICS
 from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 _Rows = Float[Array, "*b t n"] | None
@@ -63,6 +66,7 @@ class AttentionStatistics:
 
 
 ALL = tuple(field.name for field in dataclasses.fields(AttentionStatistics))
+DIFFERENTIABLE = ("logsumexp", "entropy", "normalized_entropy")
 DEFAULT = ("logsumexp", "entropy", "normalized_entropy", "max_logit", "max_weight", "sum_p2", "visible_keys")
 
 
@@ -74,9 +78,13 @@ def attention_statistics(
     *,
     statistics: Sequence[str] = DEFAULT,
     rows: ArrayLike | None = None,
+    implementation: str | Blockwise | None = None,
     **options: Unpack[AttentionOptions],
 ) -> AttentionStatistics:
     """Statistics of the weights by which `dot_product_attention` would fetch.
+
+    Tile by tile they take memory that grows with T + S, and one pass. Gradients flow through the log-sum-exp and the
+    entropies; to a gradient the other fields are constants.
 
     Args:
         query: `[*B, T, N, H]`.
@@ -84,13 +92,15 @@ def attention_statistics(
         bias, mask, options: as for `attn_jax.dot_product_attention`.
         statistics: names of fields of `AttentionStatistics`; `ALL` for every one.
         rows: int `[R]`, the queries to measure; None for all. A traced row that is not there reads NaN, and -1 in the
-            counts.
+            counts. `sample_rows` draws some.
+        implementation: "dense", "blockwise", `Blockwise(...)`, or None to choose as `dot_product_attention` does.
 
     Returns:
-        The fields asked for, `[*B, T, N]` (`[*B, R, N]`), at least float32; entropy and log-sum-exp are differentiable.
+        The fields asked for, `[*B, T, N]` (`[*B, R, N]`), at least float32.
 
     Raises:
-        ValueError: an unknown statistic, a row that is not there, or as `dot_product_attention`.
+        ValueError: an unknown statistic, a row that is not there, an implementation that has no statistics, or as
+            `dot_product_attention`.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.zeros((4, 1, 8))
@@ -99,10 +109,10 @@ def attention_statistics(
     """
     names, options = _names(statistics), only_attention_options("attention_statistics", options)
     problem = prepare(query, key, None, bias, mask, rows=rows, **options)
-    statistics_of_rows = _measure(problem, dense.compute_logits(problem), names)
+    _, statistics_of_rows = _run(problem, names, implementation)
     if rows is None or checks.is_concrete(rows):  # concrete ones were checked
         return statistics_of_rows
-    there = (jnp.asarray(rows) >= 0) & (jnp.asarray(rows) < problem.tile.square[-2])
+    there = (jnp.asarray(rows) >= 0) & (jnp.asarray(rows) < problem.square.shape[-2])
 
     def mark(field: Array) -> Array:
         nothing = jnp.nan if jnp.issubdtype(field.dtype, jnp.floating) else -1
@@ -120,6 +130,7 @@ def attention_with_statistics(
     *,
     statistics: Sequence[str] = DEFAULT,
     rows: ArrayLike | None = None,
+    implementation: str | Blockwise | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: ArrayLike | None = None,
     **options: Unpack[AttentionOptions],
@@ -128,7 +139,7 @@ def attention_with_statistics(
 
     Args:
         query, key, value, ...: as for `attn_jax.dot_product_attention`.
-        statistics, rows: as for `attention_statistics`; the output is of every row all the same.
+        statistics, rows, implementation: as for `attention_statistics`; the output is of every row all the same.
 
     Returns:
         The output `[*B, T, N, V]`, and the statistics.
@@ -140,12 +151,74 @@ def attention_with_statistics(
     if value is None:
         raise TypeError("value must be an array, got None")
     problem = prepare(query, key, value, bias, mask, dropout_rate=dropout_rate, dropout_rng=dropout_rng, **options)
-    logits = dense.compute_logits(problem)
-    exponentials = dense.exponentiate(logits)
-    output = dense.fetch(problem, logits, exponentials, dense.share(problem, exponentials))
     if rows is None:
-        return output, _measure(problem, logits, names)
-    return output, attention_statistics(query, key, bias, mask, statistics=names, rows=rows, **options)
+        output, measured = _run(problem, names, implementation)
+        assert output is not None
+        return output, measured
+    output, _ = _run(problem, (), implementation)
+    assert output is not None
+    measured = attention_statistics(
+        query, key, bias, mask, statistics=names, rows=rows, implementation=implementation, **options
+    )
+    return output, measured
+
+
+def sample_rows(key: ArrayLike, length: int, count: int) -> Int[Array, " r"]:
+    """`count` of `length` rows, one drawn from each of as many equal stretches: a cheap look at every region.
+
+    Args:
+        key: of `jax.random`; fold in the step to look elsewhere each time.
+        length: T.
+        count: R, at most T.
+
+    Returns:
+        int32 `[R]`, increasing, for `rows=`.
+
+    Raises:
+        ValueError: a count above the length.
+
+    >>> sample_rows(jax.random.key(0), 1024, 4).shape
+    (4,)
+    """
+    key = checks.prng_key("key", key)
+    length, count = checks.positive_int("length", length), checks.positive_int("count", count)
+    if count > length:
+        raise ValueError(f"count must be at most the length {length}, got {count}")
+    ends = np.arange(count + 1) * length // count
+    return jax.random.randint(key, (count,), ends[:-1], ends[1:], jnp.int32)
+
+
+def _run(
+    problem: Problem, names: tuple[str, ...], implementation: str | Blockwise | None
+) -> tuple[Array | None, AttentionStatistics]:
+    """Output (None without values) and statistics, in one pass."""
+    chosen = choose_measured(problem, implementation)
+    if chosen == "dense":
+        logits = dense.compute_logits(problem)
+        output = None
+        if problem.value is not None:
+            exponentials = dense.exponentiate(logits)
+            output = dense.fetch(problem, logits, exponentials, dense.share(problem, exponentials))
+        measured = {name: getattr(_measure(problem, logits, names), name) for name in names}
+    else:
+        wanted = implementation if isinstance(implementation, Blockwise) else Blockwise()
+        needed = dict.fromkeys([*names, *(("entropy", "visible_keys") if "normalized_entropy" in names else ())])
+        kept = tuple(name for name in needed if name not in ("logsumexp", "normalized_entropy"))
+        if chosen == "pallas":
+            for name in kept:
+                checks.one_of("statistics", name, [*STATISTICS, "sink_share", "normalized_entropy"])
+        results = blockwise.attend(problem, kept, wanted, kernel=chosen == "pallas")
+        output, measured = results.output, results.statistics | {"logsumexp": results.logsumexp}
+        if "normalized_entropy" in names:
+            measured["normalized_entropy"] = _normalized(measured["entropy"], measured["visible_keys"])
+    for name in measured.keys() - set(DIFFERENTIABLE):
+        measured[name] = jax.lax.stop_gradient(measured[name])
+    return output, AttentionStatistics(**{name: measured[name] for name in names})
+
+
+def _normalized(entropy: Array, count: Array) -> Array:
+    most = jnp.log(jnp.maximum(count, 2).astype(entropy.dtype))
+    return jnp.where(count > 1, entropy / most, (count == 1).astype(entropy.dtype))
 
 
 def _names(statistics: Sequence[str]) -> tuple[str, ...]:
@@ -177,10 +250,6 @@ def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> 
     def entropy() -> Array:
         return (jnp.log(total).squeeze(-1) - expectation(values - shift)) * ~empty.squeeze(-1)
 
-    def normalized_entropy() -> Array:
-        most = jnp.log(jnp.maximum(count, 2).astype(values.dtype))
-        return jnp.where(count > 1, entropy() / most, (count == 1).astype(values.dtype))
-
     def largest(x: Array, least: float) -> Array:
         return (x if visible is None else jnp.where(visible, x, least)).max(axis=-1, initial=least)
 
@@ -201,7 +270,7 @@ def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> 
     measures = {
         "logsumexp": lambda: shares.logsumexp.squeeze(-1),
         "entropy": entropy,
-        "normalized_entropy": normalized_entropy,
+        "normalized_entropy": lambda: _normalized(entropy(), count),
         "max_logit": lambda: largest(values, -jnp.inf),
         "max_abs_logit": lambda: largest(jnp.abs(values), 0.0),
         "max_weight": lambda: largest(exponentials, 0.0) / total.squeeze(-1),

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from attn_jax import biases, checks, masks, scaling
 from attn_jax import positions as position
 from attn_jax.diagnostics.statistics import DEFAULT, attention_with_statistics
-from attn_jax.exact.attention import choose_implementation, dot_product_attention
+from attn_jax.exact.attention import dot_product_attention
 from attn_jax.nn import padding, parameters
 from attn_jax.nn.options import AttentionConfig, fill_sizes
 from attn_jax.nn.parameters import Initializer
@@ -186,8 +186,8 @@ class MultiHeadAttention(nnx.Module):
             deterministic: True in evaluation, where there is no dropout and no key is needed; False in training.
             dropout_rng: the key of dropout, needed if it is on.
             return_statistics: True, or names of statistics: also return the `AttentionStatistics` of these weights,
-                from the same pass, before dropout. Needs `attn_jax.dot_product_attention` as the `attention_fn`; the
-                pass is "dense", and another `implementation` that could not do this call raises.
+                from the same pass, before dropout. Needs `attn_jax.dot_product_attention` as the `attention_fn`; an
+                `implementation` bound to it that has no statistics raises.
             observe: a function that is called as `observe(query, key, value, **options)` with what `attention_fn`
                 gets (without dropout); its pytree is also returned.
 
@@ -254,9 +254,6 @@ class MultiHeadAttention(nnx.Module):
         names = statistics_names(return_statistics)
         if names:
             given = {**self._fixed_options(), **options, **dropout}
-            if "implementation" in given:
-                choose_implementation(query, key, value, **given)  # raises as the call without statistics would
-                del given["implementation"]  # the same numbers by any
             output, statistics = attention_with_statistics(query, key, value, statistics=names, **given)
             extras += (statistics,)
         else:

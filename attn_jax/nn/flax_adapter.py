@@ -35,8 +35,8 @@ def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[...
         statistics: whether a call that is handed the module (`sow_weights=True`) sows, in `intermediates`, four
             numbers per head `[N]` over the queries that see something: `attention_entropy`,
             `attention_normalized_entropy`, `attention_max_weight` (means) and `attention_max_logit` (the largest). The
-            n×n weights are never made; the pass is "dense", and another `implementation` that could not do this call
-            raises. Without it such a call raises.
+            n×n weights are never made; an `implementation` that has no statistics raises. Without `statistics` such a
+            call raises.
         **options: of `attn_jax.dot_product_attention`, fixed for all calls: `scale`, `is_causal`,
             `local_window_size`, `logits_soft_cap`, `mask`, `bias`, `implementation`, ... Masks combine with the
             module's by AND. They must be hashable, since Flax keeps the function as a static attribute: no arrays.
@@ -125,9 +125,6 @@ class _FlaxAttention:
         shared = bool(dropout) and checks.boolean("broadcast_dropout", broadcast_dropout)
         if module is None and not shared:
             return dot_product_attention(query, key, value, bias, mask, **options, **dropout)
-        if "implementation" in options:  # both ways below are dense: another one raises as it would by itself
-            choose_implementation(query, key, value, bias, mask, **options, **dropout)
-            del options["implementation"]
         if shared:
             output = _with_shared_dropout(query, key, value, bias, mask, options, dropout)
             if module is not None:
@@ -154,8 +151,9 @@ def _with_shared_dropout(
     The bits of our dropout hash the indices of an entry, and an axis that `vmap` maps has no index: so mapping over
     batch and heads with one key draws one mask. All that may differ between items or heads is mapped with them.
     """
-    problem = prepare(query, key, value, bias, mask, **options)
-    square = problem.tile.square
+    implementation = choose_implementation(query, key, value, bias, mask, **options, **dropout).implementation
+    problem = prepare(query, key, value, bias, mask, **{k: x for k, x in options.items() if k != "implementation"})
+    square = problem.square.shape
     matrices = math.prod(square[:-2])
     groups = checks.grouped_heads(query.shape[-2], key.shape[-2])
 
@@ -189,7 +187,7 @@ def _with_shared_dropout(
             mapped["sinks"] = mapped["sinks"][None]
         output = dot_product_attention(
             query[:, None], key[:, None], value[:, None], **mapped, **dropout,
-            logits_soft_cap=problem.logits_soft_cap, precision=problem.precision,
+            logits_soft_cap=problem.logits_soft_cap, precision=problem.precision, implementation=implementation,
         )  # fmt: skip
         return output[:, 0]
 

@@ -1,13 +1,28 @@
 """Statistics of rows against their definitions, for every kind of row."""
 
+import functools
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_jax import biases, dot_product_attention, masks
-from attn_jax.diagnostics import ALL, DEFAULT, attention_statistics, attention_with_statistics
+from attn_jax import Blockwise, biases, diagnostics, dot_product_attention, masks
+from attn_jax.diagnostics import ALL, DEFAULT, attention_statistics, attention_with_statistics, sample_rows
+from attn_jax.diagnostics.statistics import DIFFERENTIABLE
 from tests import oracles
+
+# Tiles that divide nothing, and steps of one head or two.
+IMPLEMENTATIONS = {"dense": "dense", "tiles": Blockwise(queries=2, keys=3, entries=12)}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, autouse=True)
+def implementation(request, monkeypatch):
+    """Every test of this file holds for every implementation that has statistics."""
+    for name in ("attention_statistics", "attention_with_statistics"):
+        chosen = functools.partial(getattr(diagnostics, name), implementation=IMPLEMENTATIONS[request.param])
+        monkeypatch.setattr(sys.modules[__name__], name, chosen)
 
 rng = np.random.default_rng(0)
 QUERY, KEY = rng.standard_normal((2, 5, 4, 8), np.float32), rng.standard_normal((2, 7, 2, 8), np.float32)
@@ -28,11 +43,6 @@ KINDS = {
     "cap_and_scale": ({"logits_soft_cap": 1.5, "scale": 3.0, "local_window_size": (2, 1)}, {}),
     "bias": ({"bias": biases.Alibi(4), "sinks": SINKS}, {"bias": oracles.alibi(4)}),
 }
-
-
-@jax.jit
-def measure(query, key, options):
-    return attention_statistics(query, key, statistics=ALL, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,9 +143,7 @@ def test_visible_keys_decide_not_slots():
     assert (actual.visible_keys, actual.normalized_entropy) == (4, 1)
 
 
-@pytest.mark.parametrize(
-    "name", ["entropy", "logsumexp", "max_logit", "sum_p2", "logit_variance", "normalized_entropy"]
-)
+@pytest.mark.parametrize("name", ALL)
 def test_gradients_are_finite_and_right(name, x64):
     query, key = QUERY[0, :, :1].astype(np.float64), KEY[0, :, :1].astype(np.float64)
     mask = ARRAY[0, 0].copy()
@@ -143,10 +151,13 @@ def test_gradients_are_finite_and_right(name, x64):
 
     def total(query):
         field = getattr(attention_statistics(query, key, mask=mask, statistics=(name,)), name)
-        return jnp.where(jnp.isneginf(field), 0, field).sum()
+        return jnp.where(jnp.isneginf(field), 0, field).sum().astype(float)
 
     gradient = jax.grad(total)(query)
     assert (gradient[2] == 0).all(), "a row that sees nothing has no gradient"
+    if name not in DIFFERENTIABLE:
+        assert (gradient == 0).all(), "to a gradient it is a constant"
+        return
     step, direction = 1e-6, np.random.default_rng(1).standard_normal(query.shape)
     difference = (total(query + step * direction) - total(query - step * direction)) / (2 * step)
     np.testing.assert_allclose((gradient * direction).sum(), difference, rtol=1e-6)
@@ -181,6 +192,8 @@ def test_jit_and_vmap():
         ({"rows": np.array([0.5])}, "rows must have an integer dtype"),
         ({"rows": np.array([[0]])}, r"rows must have rank 1, \[R\]"),
         ({"dropout_rate": 0.5}, "dropout_rate"),
+        ({"implementation": "xla"}, "implementation='xla' has no statistics; 'dense', 'blockwise', 'pallas' have"),
+        ({"implementation": "flash"}, "implementation must be one of 'dense', .*, None; got 'flash'"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -189,3 +202,29 @@ def test_bad_arguments(options, message):
     if "statistics" in options:
         with pytest.raises((TypeError, ValueError), match=message):
             attention_with_statistics(QUERY, KEY, VALUE, **options)
+
+
+def test_entropy_and_logsumexp_flow_back_to_everything(x64):
+    arrays = {"query": QUERY[0], "key": KEY[0], "bias": rng.standard_normal((1, 5, 7)), "scale": np.full(4, 0.4)}
+    arrays = {name: x.astype(np.float64) for name, x in arrays.items()}
+
+    def total(arrays, implementation):
+        measured = diagnostics.attention_statistics(
+            **arrays, is_causal=True, logits_soft_cap=2.0, statistics=DIFFERENTIABLE, implementation=implementation
+        )
+        return (measured.entropy**2 + measured.normalized_entropy + 0.3 * measured.logsumexp).sum()
+
+    expected, actual = (jax.grad(total)(arrays, chosen) for chosen in ("dense", IMPLEMENTATIONS["tiles"]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12), actual, expected)
+
+
+def test_sampled_rows_lie_one_in_each_stretch():
+    rows = np.asarray(jax.vmap(lambda key: sample_rows(key, 23, 5))(jax.random.split(jax.random.key(0), 200)))
+    ends = np.arange(6) * 23 // 5
+    for i in range(5):
+        assert set(rows[:, i]) == set(range(ends[i], ends[i + 1]))
+    np.testing.assert_array_equal(sample_rows(jax.random.key(1), 4, 4), np.arange(4))
+    with pytest.raises(ValueError, match="count must be at most the length 4, got 5"):
+        sample_rows(jax.random.key(0), 4, 5)
+    with pytest.raises(TypeError, match="key must be"):
+        sample_rows(0, 4, 2)

@@ -29,6 +29,11 @@ setup(
             "gguf>=0.19",
             "tokenizers>=0.20",
         ],
+        "training": [
+            "optax>=0.2",  # optimizers, schedules, clipping
+            "orbax-checkpoint>=0.11",  # writes and reads the arrays of a checkpoint
+            "tensorboardX>=2.6",  # curves for TensorBoard; training does without
+        ],
         "report": [  # experiments and their report
             "absl-py>=2.0",
             "jinja2>=3.1",
@@ -37,7 +42,8 @@ setup(
             "rich>=13.0",
             "scipy>=1.13",
         ],
-        "bench": [  # peers: they make the goldens that our models are compared with
+        "bench": [  # peers: sides of the benchmark, and makers of the goldens that our models are compared with
+            "tokamax>=0.0.12",
             "torch>=2.9",
             "transformers>=5.0",
         ],
@@ -45,7 +51,6 @@ setup(
             "beartype>=0.20",  # checks the shapes in signatures as they are called
             "chex>=0.1.90",
             "hypothesis>=6.100",
-            "optax>=0.2",  # a stock training step around our modules
             "pyright[nodejs]>=1.1.400",
             "pytest>=8.0",
             "pytest-xdist>=3.6",

@@ -20,6 +20,7 @@ def _main(argv: Sequence[str]) -> int:
     rows = tuple((e.name, e.question, e.claims, e.time) for e in registry.entries())
     show(Table("Experiments: python -m experiments.NAME --help", ("name", "question", "claims", "time"), rows))
     command_line.say("All of them, and the report: python -m experiments.reproduce --preset=quick")
+    command_line.say("How fast, and against whom: python -m experiments.benchmarks.attention --preset=quick")
     return 0
 
 

@@ -124,13 +124,15 @@ class Store:
         """Seconds of each unit measured so far, as far as they can be read: no result depends on them."""
         try:
             table = pd.read_csv(self.directory / "timings.csv")
+            table = table[table.drop(columns=["unit", "seconds"]).isna().all(axis="columns")]
             return dict(zip(table["unit"].astype(str), table["seconds"].astype(float), strict=True))
         except (OSError, ValueError, KeyError):
             return {}
 
-    def save_timings(self, seconds: Mapping[str, float]) -> None:
-        """Writes timings.csv: the one file that differs from run to run."""
-        self.write_table("timings.csv", pd.DataFrame(list(seconds.items()), columns=["unit", "seconds"]))
+    def save_timings(self, seconds: Mapping[str, float], timed: pd.DataFrame | None = None) -> None:
+        """Writes timings.csv: each unit's seconds in a row that says no more, then the rows that were timed."""
+        units = pd.DataFrame(list(seconds.items()), columns=["unit", "seconds"])
+        self.write_table("timings.csv", units if timed is None or timed.empty else pd.concat([units, timed]))
 
     def write_table(self, name: str, table: pd.DataFrame) -> None:
         write_atomic(self.directory / name, table.to_csv(index=False, lineterminator="\n").encode())

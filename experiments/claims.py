@@ -7,10 +7,8 @@ holds for the scope it prints and no further.
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import verdicts
-from experiments.verdicts import Claim, Decision, Evidence, Outcome, above, below, every, inside
-
-NEEDS = "the intervals do not settle it; more seeds would"
+from experiments import cost_claims, verdicts
+from experiments.verdicts import NEEDS, Claim, Decision, Evidence, Outcome, above, below, every, inside, plain
 
 
 def judge(claim_id: str, evidence: Evidence, **scope: Any) -> Outcome:
@@ -26,7 +24,7 @@ def _s1(e: Evidence) -> Decision:
         f"d_k^{e['both_slope'].value:.2f}. Heavy tails leave the mean (×{e['heavy_ratio'].value:.2f}) and spread the "
         f"estimate of a single run ×{e['heavy_spread'].value:.1f}."
     )
-    return _plain(answer, found)
+    return plain(answer, found)
 
 
 def _s2(e: Evidence) -> Decision:
@@ -46,7 +44,7 @@ def _s2(e: Evidence) -> Decision:
         conditions.append(f"1/d_k is near-uniform only for wide heads (the narrowest reads {narrow:.3f} of ln n)")
     if answer and conditions:
         return Decision("refined", "; ".join(conditions))
-    return _plain(answer, f"variance {e['sqrt_ratio'].value:.3f} at every width under 1/√d_k")
+    return plain(answer, f"variance {e['sqrt_ratio'].value:.3f} at every width under 1/√d_k")
 
 
 def _s3(e: Evidence) -> Decision:
@@ -74,7 +72,7 @@ def _s4(e: Evidence) -> Decision:
         below(e["entropy_wide"], 0.1),
     )
     if not limit:
-        return _plain(limit, f"largest weight {e['weight_wide'].value:.2f} at the widest head")
+        return plain(limit, f"largest weight {e['weight_wide'].value:.2f} at the widest head")
     common = above(e["weight_common"], 0.9)
     found = (
         f"largest weight {e['weight_common'].value:.2f} at a common width and the longest length, "
@@ -114,7 +112,7 @@ def _s5b(e: Evidence) -> Decision:
     exact = below(e["diagonal_error"], 1e-4)
     shares = [below(e[name], 0.01) for name in ("off_share_sharp", "off_share_uniform", "diagonal_only_error")]
     if not exact:
-        return _plain(exact, "the diagonal of the Jacobian is not p(1 − p)")
+        return plain(exact, "the diagonal of the Jacobian is not p(1 − p)")
     if all(shares):
         return Decision("confirmed", "the diagonal is all there is")
     if False not in shares:
@@ -193,12 +191,6 @@ def _d6(e: Evidence) -> Decision:
     if heads and other:
         return Decision("confirmed", found)
     return Decision("refined", f"only {'in few heads' if not heads else 'with its usual first token'}: {found}")
-
-
-def _plain(answer: bool | None, found: str) -> Decision:
-    if answer is None:
-        return Decision("inconclusive", NEEDS)
-    return Decision("confirmed" if answer else "refuted", found)
 
 
 VASWANI = "Vaswani et al. 2017, section 3.2.1"
@@ -414,5 +406,6 @@ CLAIMS: Mapping[str, Claim] = {
             decide=_d6,
             least_count=5,
         ),
+        *cost_claims.CLAIMS,
     )
 }

@@ -16,15 +16,23 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A measured value, its 95% interval, and how many independent runs (seeds, documents) it rests on."""
+    """A measured value, its 95% interval, and how many independent runs (seeds, documents, rounds) it rests on.
+
+    The count is None where nothing is sampled: what is counted (FLOPs, bytes) is the same in every run.
+    """
 
     value: float
     low: float
     high: float
-    count: int
+    count: int | None
 
     def __str__(self) -> str:
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def counted(value: float) -> Estimate:
+    """A number that is counted, not sampled."""
+    return Estimate(float(value), float(value), float(value), None)
 
 
 def mean(values: ArrayLike) -> Estimate:

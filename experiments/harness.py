@@ -44,7 +44,8 @@ class InputError(CommandError):
 class Unit:
     """A named piece of work. `measure()` returns rows: flat mappings of names to numbers or texts, one a measurement.
 
-    The name is a file name. Whatever units share should be made lazily: a unit whose rows are stored is not run again.
+    A row with `seconds` is a timing: it goes to timings.csv, since it differs from run to run. The name is a file name.
+    Whatever units share should be made lazily: a unit whose rows are stored is not run again.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Result:
     Attributes:
         experiment: its name.
         config: what was asked for.
-        measurements: tidy, one row a measurement.
+        measurements: tidy, one row a measurement; timings, too, where there are any.
         claims: the verdicts.
         tables: small tables.
         figure: draws the figure.
@@ -165,8 +166,9 @@ def record_of(experiment: Experiment[C], config: C, *, preset: str, command: str
 
 def write(experiment: Experiment[C], result: Result, store: Store) -> None:
     """Writes the artifacts; the claims last, so that a directory with claims is complete."""
-    store.write_table("measurements.csv", result.measurements)
-    store.save_timings(result.seconds)
+    measured, timed = _apart(result.measurements)
+    store.write_table("measurements.csv", measured)
+    store.save_timings(result.seconds, timed)
     store.write_figure("figure.png", result.figure())
     tables = [dataclasses.asdict(table) for table in result.tables]
     store.write_json("summary.json", {"alt": experiment.alt, "tables": tables})
@@ -208,6 +210,15 @@ def verdicts(claims: Sequence[Outcome]) -> Table:
     """The table that ends every run."""
     rows = tuple((x.claim.id, x.verdict, str(x.headline), x.because) for x in claims)
     return Table("Verdicts", ("claim", "verdict", "measured, 95% interval", "because"), rows)
+
+
+def _apart(measurements: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """What is the same in every run, and what was timed, each with its own columns."""
+    if "seconds" not in measurements:
+        return measurements, None
+    measured, timed = (measurements.query(f"seconds.{which}()") for which in ("isna", "notna"))
+    # Whole numbers, which the other rows had made floats, are whole numbers again.
+    return measured.dropna(axis="columns", how="all"), timed.dropna(axis="columns", how="all").convert_dtypes()
 
 
 def _units(experiment: Experiment[C], config: C) -> Sequence[Unit]:

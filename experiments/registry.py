@@ -4,7 +4,14 @@ import ast
 import dataclasses
 import pathlib
 
-REPRODUCED = ("score_variance", "softmax_saturation", "attention_rank", "diagnose")
+REPRODUCED = (
+    "score_variance",
+    "softmax_saturation",
+    "attention_rank",
+    "block_equivalence",
+    "complexity",
+    "diagnose",
+)
 EXPERIMENTS = ("walkthrough", *REPRODUCED)
 
 

@@ -13,6 +13,8 @@ from experiments.estimates import Estimate
 Verdict = Literal["confirmed", "refined", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "refined", "refuted", "inconclusive")
 
+NEEDS = "the intervals do not settle it; more seeds would"
+
 Evidence = Mapping[str, Estimate]
 Answer = bool | None  # None: the interval straddles the line
 
@@ -37,7 +39,7 @@ class Claim:
         scope: what a verdict is about; a template filled by the experiment.
         evidence: name of each estimate that the rule reads, and what it is; the first is the headline.
         decide: evidence to decision, pure.
-        least_count: independent runs (seeds, documents) that any verdict needs.
+        least_count: independent runs (seeds, documents, rounds) that any verdict needs of what is sampled.
     """
 
     id: str
@@ -91,7 +93,7 @@ def judge(claim: Claim, evidence: Evidence, **scope: Any) -> Outcome:
     """The verdict of the claim's rule on `evidence`; too few runs are inconclusive whatever they show."""
     if set(evidence) != set(claim.evidence):
         raise ValueError(f"evidence for {claim.id} must be {sorted(claim.evidence)}, got {sorted(evidence)}")
-    fewest = min(estimate.count for estimate in evidence.values())
+    fewest = min((x.count for x in evidence.values() if x.count is not None), default=claim.least_count)
     if fewest < claim.least_count:
         decision = Decision("inconclusive", f"{fewest} independent runs; the rule needs {claim.least_count}")
     else:
@@ -125,6 +127,13 @@ def every(*answers: Answer) -> Answer:
     if any(answer is False for answer in answers):
         return False
     return None if any(answer is None for answer in answers) else True
+
+
+def plain(answer: Answer, found: str) -> Decision:
+    """The decision of a rule with one question."""
+    if answer is None:
+        return Decision("inconclusive", NEEDS)
+    return Decision("confirmed" if answer else "refuted", found)
 
 
 def _numbers(estimate: Estimate) -> dict[str, Any]:

@@ -39,6 +39,12 @@ S5B_DIAGONAL = {"diagonal_error": 1e-6, "off_share_sharp": 1e-3, "off_share_unif
 H2_BOUNDED = {"score_excess": 0.0, "weight_excess_least": -1.0, "weight_excess_most": 0.0}
 D1_FALLS = {"spearman": -0.9, "spearman_no_sink": -0.8, "spearman_random": 0.1}
 D6_PARKED = {"excess": 0.4, "sink_heads": 0.5, "excess_other_token": 0.4}
+C1_HOLDS = {"excess_least": -0.05, "excess_most": 0.05, "layer_exponent": 2.0}
+C1B_HOLDS = {"scores_n": 2.0, "scores_d": 1.0}
+C2_HOLDS = {
+    "error_ratio": 1.0, "memory_forward": 1.0, "memory_training": 1.0, "bytes_forward": 0.1, "bytes_training": 0.1,
+    "flops_forward": 1.1, "flops_training": 1.2, "flops_causal": 1.1,
+}  # fmt: skip
 
 CASES = {
     "S1": [
@@ -120,6 +126,35 @@ CASES = {
         ("refuted", {**D6_PARKED, "excess": 0.01}),
         ("inconclusive", {**D6_PARKED, "excess": (0.05, 0.2)}),
     ],
+    "C1": [
+        ("confirmed", C1_HOLDS),
+        ("refined", {**C1_HOLDS, "layer_exponent": 1.2}),
+        ("refined", {**C1_HOLDS, "excess_least": -0.6}),
+        ("refuted", {**C1_HOLDS, "excess_least": -0.9, "excess_most": -0.8}),
+        ("refuted", {**C1_HOLDS, "excess_least": 0.3, "excess_most": 0.8, "layer_exponent": 1.0}),
+        ("inconclusive", {**C1_HOLDS, "excess_most": (0.1, 0.3)}),
+        ("inconclusive", {**C1_HOLDS, "layer_exponent": (1.7, 1.9)}),
+    ],
+    "C1b": [
+        ("confirmed", C1B_HOLDS),
+        ("refuted", {**C1B_HOLDS, "scores_d": 0.02}),
+        ("refuted", {**C1B_HOLDS, "scores_d": (0.0, 0.2)}),
+        ("refuted", {**C1B_HOLDS, "scores_n": 1.0}),
+        ("inconclusive", {**C1B_HOLDS, "scores_d": (0.4, 0.8)}),
+        ("inconclusive", {**C1B_HOLDS, "scores_n": 1.7}),
+    ],
+    "C2": [
+        ("confirmed", C2_HOLDS),
+        ("confirmed", {**C2_HOLDS, "memory_forward": 0.1}),  # less than O(n) is within O(n)
+        ("refined", {**C2_HOLDS, "flops_forward": (1.0, 1.0)}),  # exactly as many is not more
+        ("refined", {**C2_HOLDS, "flops_forward": 0.5, "flops_training": 0.6, "flops_causal": 0.3}),
+        ("refuted", {**C2_HOLDS, "error_ratio": 3.0}),
+        ("refuted", {**C2_HOLDS, "memory_training": 2.0}),
+        ("refuted", {**C2_HOLDS, "bytes_training": (1.0, 1.0)}),
+        ("inconclusive", {**C2_HOLDS, "error_ratio": (1.5, 2.5)}),
+        ("inconclusive", {**C2_HOLDS, "memory_forward": (0.8, 1.3)}),
+        ("inconclusive", {**C2_HOLDS, "flops_training": (0.9, 1.1)}),
+    ],
 }  # fmt: skip
 
 
@@ -166,6 +201,20 @@ def test_too_few_runs_are_inconclusive_whatever_they_show(claim_id):
     assert "{" not in outcome.scope
     enough = claims.judge(claim_id, evidence(claim_id, **values), **fields)
     assert enough.verdict == "confirmed"
+
+
+def test_what_is_counted_needs_no_runs_but_what_is_sampled_does():
+    def with_counts(sampled):
+        found = evidence("H2", **H2_BOUNDED)
+        counts = {name: sampled if name == "score_excess" else None for name in found}
+        return {name: Estimate(e.value, e.low, e.high, counts[name]) for name, e in found.items()}
+
+    fields = {"length": 128, "widths": "2, 4", "seeds": 16}
+    assert claims.judge("H2", with_counts(16), **fields).verdict == "confirmed"
+    assert claims.judge("H2", with_counts(15), **fields).verdict == "inconclusive"
+    all_counted = claims.judge("H2", with_counts(None), **fields)
+    assert all_counted.verdict == "confirmed"
+    assert all_counted.as_dict()["count"] is None
 
 
 def test_evidence_must_be_what_the_rule_reads():

@@ -89,6 +89,38 @@ def test_wrong_flags_end_with_one_line_and_write_nothing(flags, tmp_path, capsys
     assert flags[0].strip("-").split("=")[0] in printed.err
 
 
+def test_what_is_timed_is_kept_apart_from_what_is_the_same_in_every_run(tmp_path):
+    def timed(measured=None):
+        experiment, clock = make(measured), iter(np.random.default_rng().random(100))
+        units = experiment.units
+
+        def with_timings(config):
+            def measure(unit):
+                rows = unit.measure()
+                return [*rows, *({"size": 1, "seed": row["seed"], "side": "a", "seconds": next(clock)} for row in rows)]
+
+            return [harness.Unit(unit.name, lambda unit=unit: measure(unit)) for unit in units(config)]
+
+        object.__setattr__(experiment, "units", with_timings)
+        object.__setattr__(
+            experiment, "figure", lambda config, table: make().figure(config, table.dropna(subset="value"))
+        )
+        return experiment
+
+    for name in "ab":
+        run_main(timed(), f"--out={tmp_path / name}")
+    run_main(make(), f"--out={tmp_path / 'plain'}")
+    plain = (tmp_path / "plain" / "measurements.csv").read_bytes()
+    assert [(tmp_path / name / "measurements.csv").read_bytes() for name in "ab"] == [plain, plain]
+    table = pd.read_csv(tmp_path / "a" / "timings.csv")
+    assert list(table.columns) == ["unit", "seconds", "size", "seed", "side"]
+    assert list(table["side"].isna()) == [True] * 3 + [False] * 9
+    before, measured = contents(tmp_path / "a", timings=True), []
+    run_main(timed(measured), f"--out={tmp_path / 'a'}")
+    assert measured == []
+    assert contents(tmp_path / "a", timings=True) == before
+
+
 def test_wrong_input_files_end_with_one_line_and_write_nothing(tmp_path, capsys):
     def digests(config):
         return {"text": artifacts.file_digest(tmp_path / "absent.txt")}

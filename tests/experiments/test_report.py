@@ -87,6 +87,18 @@ def test_every_claim_has_verdict_scope_number_rule_figure_and_command(tmp_path):
     assert "1 confirmed, 0 refined, 0 refuted, 0 inconclusive." in " ".join(text.split())
 
 
+def test_what_is_counted_has_no_runs(tmp_path):
+    run = written(tmp_path)
+    sampled, counted = ("".join(Page(report.render([x])).text["td"]) for x in (run, counted_instead(run)))
+    assert "counted" not in sampled
+    assert "counted" in counted
+
+
+def counted_instead(run: Run) -> Run:
+    claims = [{**claim, "evidence": [{**x, "count": None} for x in claim["evidence"]]} for claim in run.claims]
+    return dataclasses.replace(run, claims=claims)
+
+
 @pytest.mark.parametrize("runs", [0, 1, 2])
 def test_the_page_is_whole_and_accessible(runs, tmp_path):
     names = ["toy", "other"][:runs]

@@ -1,0 +1,1 @@
+"""Benchmarks: how fast, in how much memory, against whom. No claim is settled here."""

@@ -24,6 +24,7 @@ def implementation(request, monkeypatch):
         chosen = functools.partial(getattr(diagnostics, name), implementation=IMPLEMENTATIONS[request.param])
         monkeypatch.setattr(sys.modules[__name__], name, chosen)
 
+
 rng = np.random.default_rng(0)
 QUERY, KEY = rng.standard_normal((2, 5, 4, 8), np.float32), rng.standard_normal((2, 7, 2, 8), np.float32)
 VALUE = rng.standard_normal((2, 7, 2, 3), np.float32)

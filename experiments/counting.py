@@ -41,7 +41,7 @@ class Work:
 def tile_of(mask: masks.Mask | None, length: int, *, heads: int, kv_heads: int) -> tuple[int, int]:
     """The tile that `implementation="blockwise"` chooses for this mask, this length and these heads."""
     square = Square((1, heads, length, length))
-    blocks = choose_blocks(square, kv_heads, Blockwise(), masked=mask is not None)
+    blocks = choose_blocks(square, kv_heads, Blockwise(), mask)
     return blocks.queries, blocks.keys
 
 

@@ -62,7 +62,7 @@ def attend(
         problem.logits_soft_cap,
         0.0 if problem.dropout is None else problem.dropout.rate,
         _hashable(problem.precision),
-        choose_blocks(square, num_kv_heads, wanted, masked=problem.mask is not None),
+        choose_blocks(square, num_kv_heads, wanted, problem.mask),
         statistics,
         kernel,
     )

@@ -8,6 +8,7 @@ the data (lengths, segments, positions) makes it at run time, and bounds the loo
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,12 @@ from attn_jax import biases, checks, masks
 from attn_jax.lazy import Grid, Square
 from attn_jax.typing import Array, Int
 
-# (queries, keys) of a tile and logits of a step, measured on CPU (`experiments/benchmarks/attention.py`): a step must
-# be worth waking the other cores, and fit the caches; where a mask cuts tiles, small ones waste less on what it hides.
-PLAIN, MASKED = (2048, 1024, 2**21), (512, 512, 2**20)
+# Measured on CPU (`experiments/benchmarks/attention.py`). A step must be worth waking the other cores, and fit the
+# caches: sizes of a tile, and logits of a step. Where a mask cuts tiles small ones touch less of what it hides, but
+# each visit costs as much as so many logits.
+PLAIN, MASKED = ((2048, 1024),), ((512, 512), (256, 256), (128, 128))
+PLAIN_ENTRIES, MASKED_ENTRIES = 2**21, 2**20
+VISIT = 2**16
 _LOOK_AT = 2**20  # a mask of so many entries is looked at when the program is traced
 
 
@@ -55,20 +59,43 @@ class Blocks:
     keys: int
 
 
-def choose_blocks(square: Square, num_kv_heads: int, wanted: Blockwise, *, masked: bool = False) -> Blocks:
-    """The sizes for a square, within what is wanted. `items` and `kv_heads` divide their axes."""
-    most_queries, most_keys, most_entries = MASKED if masked else PLAIN
+def choose_blocks(square: Square, num_kv_heads: int, wanted: Blockwise, mask: masks.Mask | None = None) -> Blocks:
+    """The sizes for a square and a mask, within what is wanted. `items` and `kv_heads` divide their axes.
+
+    Where the mask is known when the program is traced, the sizes are those that cost least by what they touch.
+    """
+    sides = PLAIN if mask is None else MASKED
+    choices = list(dict.fromkeys(_blocks(square, num_kv_heads, wanted, side, mask is not None) for side in sides))
+    costs = [_cost(square, blocks, num_kv_heads, mask) for blocks in choices]
+    if mask is None or None in costs:
+        return choices[0]
+    return choices[int(np.argmin(np.asarray(costs, float)))]
+
+
+def _blocks(square: Square, num_kv_heads: int, wanted: Blockwise, side: tuple[int, int], masked: bool) -> Blocks:
     *batch, num_heads, query_length, key_length = square.kept
     groups = num_heads // max(num_kv_heads, 1)
-    queries = min(wanted.queries or max(128, most_queries // max(groups, 1)), query_length)
+    queries = min(wanted.queries or max(min(side[0], 128), side[0] // max(groups, 1)), query_length)
     rows = max(groups * queries, 1)
     # Few queries (a step of decoding) take more keys at once.
-    keys = min(wanted.keys or min(max(most_keys, most_queries * most_keys // rows), 4096), key_length)
-    entries = wanted.entries or most_entries
+    keys = min(wanted.keys or min(max(side[1], side[0] * side[1] // rows), 4096), key_length)
+    entries = wanted.entries or (MASKED_ENTRIES if masked else PLAIN_ENTRIES)
     fitting = max(entries // max(rows * keys, 1), 1)
     kv_heads = _divisor(num_kv_heads, fitting)
     items = _divisor(batch[-1], fitting // kv_heads) if batch and kv_heads == num_kv_heads else 1
     return Blocks(items, kv_heads, queries, keys)
+
+
+def _cost(square: Square, blocks: Blocks, num_kv_heads: int, mask: masks.Mask | None) -> float | None:
+    """What all visits cost, in logits; None where the tiles that they touch are not known yet."""
+    grid = Grid(square, (blocks.queries, blocks.keys))
+    some = grid.constant(True) if mask is None else mask.bounds(grid)[0]
+    if not isinstance(some, np.ndarray):
+        return None
+    visits = np.broadcast_to(some, np.broadcast_shapes(some.shape, (1,) * (some.ndim - 2) + grid.counts)).sum()
+    heads = square.shape[-3] * blocks.kv_heads // max(num_kv_heads, 1)
+    steps = math.prod(chunk_counts(square, blocks, num_kv_heads))
+    return float(visits) * steps * (VISIT + blocks.items * heads * blocks.queries * blocks.keys)
 
 
 def _divisor(length: int, most: int) -> int:

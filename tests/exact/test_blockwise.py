@@ -115,6 +115,17 @@ def test_steps_hold_what_divides():
     assert blocks == Blocks(items=3, kv_heads=4, queries=10, keys=10)
 
 
+def test_the_mask_chooses_the_size_of_tiles():
+    square = Square((8, 8192, 8192))
+
+    def side(mask):
+        return choose_blocks(square, 8, Blockwise(), mask).queries
+
+    assert side(masks.Causal()) == 512
+    assert side(masks.bigbird(64, 64, per_row=3, block=64)) < 512
+    assert side(masks.Causal() & masks.Padding(np.array(100))) == 512, "known at run time only"
+
+
 def lowered(n, *, backward=True, **options):
     x = jax.ShapeDtypeStruct((1, n, 1, 64), jnp.float32)
 

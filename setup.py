@@ -32,6 +32,8 @@ setup(
         "training": [
             "optax>=0.2",  # optimizers, schedules, clipping
             "orbax-checkpoint>=0.11",  # writes and reads the arrays of a checkpoint
+            "scikit-learn>=1.5",  # brings the digits
+            "tokenizers>=0.20",  # learns byte pairs from a text
             "tensorboardX>=2.6",  # curves for TensorBoard; training does without
         ],
         "report": [  # experiments and their report

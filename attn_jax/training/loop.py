@@ -1,0 +1,258 @@
+"""The loop around the step: evaluation, log, checkpoints, signals, and the end of a run that diverged.
+
+    state = init_state(functools.partial(Transformer, config), OptimizerConfig(), learning_rate=1e-3, seed=0)
+    result = train(state, task, config=LoopConfig(steps=1000), directory="results/run")
+
+The same call continues an interrupted run, and ends in the same bits as if it had not been interrupted; on GPUs that
+takes `XLA_FLAGS=--xla_gpu_deterministic_ops=true`, without which no two runs are the same.
+"""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_jax import checks
+from attn_jax.training.checkpoints import Checkpoints
+from attn_jax.training.divergence import DivergedError, Divergence, locate
+from attn_jax.training.files import RunError, holding
+from attn_jax.training.identity import describe
+from attn_jax.training.objectives import token_loss
+from attn_jax.training.progress import Progress, Reporter, Silent, Speed
+from attn_jax.training.run_log import Row, RunLog
+from attn_jax.training.signals import Pending, waiting
+from attn_jax.training.state import TrainState, take_run
+from attn_jax.training.step import Loss, evaluate, train_steps
+from attn_jax.training.tasks import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """How long a run is, and how often it does what.
+
+    Attributes:
+        steps: in all.
+        batch_size: sequences of a step.
+        steps_per_call: steps in one compiled call. Signals wait for its end.
+        evaluate_every: steps between evaluations, which are also made before the first step and after the last; None:
+            no evaluation.
+        evaluation_batches: of an evaluation, as large as those of training.
+        checkpoint_every: steps between checkpoints; the last step always leaves one.
+        keep: how many checkpoints are kept.
+
+    Raises:
+        ValueError, TypeError: on sizes out of range, or that `steps_per_call` does not divide.
+    """
+
+    steps: int
+    batch_size: int = 16
+    steps_per_call: int = 10
+    evaluate_every: int | None = 100
+    evaluation_batches: int = 8
+    checkpoint_every: int = 100
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "evaluate_every" or value is not None:
+                least = 2 if field.name == "keep" else 1
+                object.__setattr__(self, field.name, checks.positive_int(field.name, value, least=least))
+        for name in ("steps", "evaluate_every", "checkpoint_every"):
+            if (getattr(self, name) or 0) % self.steps_per_call:
+                raise ValueError(
+                    f"{name} must be a multiple of steps_per_call = {self.steps_per_call}, got {getattr(self, name)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What `train` returns.
+
+    Attributes:
+        state: after the last step; a run that diverged is at its last finite state.
+        rows: of the log, also those from before an interruption: {"step": …, "kind": "train", "evaluation" or
+            "divergence", "loss": …, …}; a measured value is a number, or a list of one a run; null is not finite.
+        diverged: the runs that did, of many.
+    """
+
+    state: TrainState
+    rows: list[Row]
+    diverged: tuple[Divergence, ...]
+
+
+def train(
+    state: TrainState,
+    task: Task,
+    *,
+    config: LoopConfig,
+    loss: Loss = token_loss,
+    directory: str | os.PathLike[str] | None = None,
+    record: Mapping[str, Any] | None = None,
+    reporter: Reporter | None = None,
+) -> Trained:
+    """Trains one run, or the many of a state at once, from where it was interrupted if it was.
+
+    With a directory, a first SIGTERM or Ctrl-C waits until the call under way is done and saved. Of many runs those
+    that diverge are left behind, and training ends when none is left.
+
+    Args:
+        state: before the first step. It stays as it is.
+        task: where the batches come from.
+        config: how long, and how often what.
+        loss: called as `loss(model, batch, key=…)`.
+        directory: of checkpoints and log; None: nothing is kept.
+        record: what else makes this run what it is, as JSON holds it: a checkpoint of another record is refused.
+        reporter: who is told; None: nobody.
+
+    Raises:
+        DivergedError: if the one run does; what was saved before is kept.
+        RunError: in one line, if the directory cannot be used or holds another run.
+        ValueError: if `state` has been trained already, or the directory holds more steps than `config.steps`.
+    """
+    if (begun := int(jnp.max(state.step))) != 0:
+        raise ValueError(f"state must be one before the first step, got one after {begun}: train continues by itself")
+    with contextlib.ExitStack() as stack:
+        path, checkpoints, restored, pending = None, None, None, Pending()
+        if directory is not None:
+            path = stack.enter_context(holding(directory))
+            checkpoints = Checkpoints(
+                path / "checkpoints", run=_describe_run(state, task, config, loss, record or {}), keep=config.keep
+            )
+            restored = checkpoints.restore(state)
+            pending = stack.enter_context(waiting())
+        done = 0 if restored is None else restored.step
+        if done > config.steps:
+            raise ValueError(f"steps must be at least {done}, which {directory} holds, got {config.steps}")
+        log = stack.enter_context(contextlib.closing(RunLog(path, step=restored.step if restored else None)))
+        reporter = Silent() if reporter is None else reporter
+        log.event("resumed" if restored else "begun", step=done)
+        for note in [*restored.notes, *log.notes, f"continuing from step {done}"] if restored else log.notes:
+            log.event("note", text=note)
+            reporter.note(note)
+        # A call consumes its state, and this one is the caller's.
+        state = restored.state if restored else jax.tree.map(jnp.copy, state)
+        loop = _Loop(state, done, task, config, loss, checkpoints, log, reporter, pending)
+        loop.run()
+        return Trained(loop.state, log.rows, tuple(loop.diverged))
+
+
+@dataclasses.dataclass
+class _Loop:
+    """What changes, `state` and `done` (steps, whether or not all runs could do them), and what it is done with."""
+
+    state: TrainState
+    done: int
+    task: Task
+    config: LoopConfig
+    loss: Loss
+    checkpoints: Checkpoints | None
+    log: RunLog
+    reporter: Reporter
+    pending: Pending
+
+    def __post_init__(self) -> None:
+        found = [row for row in self.log.rows if row["kind"] == "divergence"]
+        self.diverged = [Divergence(row["run"], row["step"], row["where"]) for row in found]
+        self.speed = Speed(self.config.batch_size * self.task.length * (self.state.runs or 1))
+
+    def run(self) -> None:
+        every, steps = self.config.evaluate_every, self.config.steps
+        if every and self.done == 0:
+            self._evaluate()
+        while self.done < steps and len(self.diverged) < (self.state.runs or 1):
+            rows = self._train()
+            last = rows[-1]
+            self._look_for_divergence(rows)
+            self.log.write(rows)
+            if every and (self.done % every == 0 or self.done == steps):
+                self._evaluate()
+            stopping = self.pending.number  # read once: a signal that comes later is not yet saved for
+            if self.done % self.config.checkpoint_every == 0 or self.done == steps or stopping:
+                self._save()
+            self.reporter.progress(Progress(self.done, steps, _measured(last), self.speed.tokens_per_second))
+            if stopping:
+                self._interrupt(stopping.name)
+
+    def _train(self) -> list[Row]:
+        """One call; a row for each of its steps."""
+        count, begun = self.config.steps_per_call, time.perf_counter()
+        self.state, metrics = train_steps(
+            self.state,
+            self.task,
+            loss=self.loss,
+            batch_size=self.config.batch_size,
+            count=count,
+        )
+        steps = 0 if self.state.runs is None else 1  # the axis of the steps, after that of the runs
+        names = sorted(metrics, key=lambda name: name != "loss")  # `jit` sorted them; the loss comes first
+        values = {name: np.moveaxis(np.asarray(metrics[name]), steps, 0) for name in names}
+        self.speed.add(count, time.perf_counter() - begun)
+        first, self.done = self.done + 1, self.done + count
+        return [
+            {"step": first + i, "kind": "train", **{name: x[i] for name, x in values.items()}} for i in range(count)
+        ]
+
+    def _evaluate(self) -> None:
+        size, count = self.config.batch_size, self.config.evaluation_batches
+        metrics = evaluate(self.state, self.task, loss=self.loss, batch_size=size, count=count)
+        self.log.write([{"step": self.done, "kind": "evaluation", **metrics}])
+
+    def _look_for_divergence(self, rows: list[Row]) -> None:
+        """A run that diverged did not do all steps. One that is alone ends here, in the log too; others are noted."""
+        steps, known = np.atleast_1d(self.state.step), {found.run for found in self.diverged}
+        for run in np.flatnonzero(steps < self.done).tolist():
+            if run in known:
+                continue
+            state = self.state if self.state.runs is None else take_run(self.state, run)
+            where = locate(state, self.task, loss=self.loss, batch_size=self.config.batch_size)
+            found = Divergence(run, int(steps[run]) + 1, where)
+            self.diverged.append(found)
+            row = {"kind": "divergence", **dataclasses.asdict(found)}
+            if self.state.runs is None:
+                self.log.write([*(row for row in rows if row["step"] <= found.step), row])
+                self.log.event("diverged", step=found.step)
+                raise DivergedError(found, self._kept())
+            rows.append(row)
+            self.reporter.note(f"run {run} diverged at step {found.step}: not finite from {where} on")
+
+    def _save(self) -> None:
+        if self.checkpoints is not None:
+            self.log.sync()
+            self.checkpoints.save(self.done, self.state)
+            self.log.event("saved", step=self.done, tokens_per_second=self.speed.tokens_per_second)
+
+    def _interrupt(self, name: str) -> None:
+        """Saved; now the signal may do what it does."""
+        self.log.event("stopped", signal=name, step=self.done)
+        self.reporter.note(f"{name}: saved step {self.done}, the same call continues")
+        self.pending.deliver()
+        raise RunError(f"stopped by {name} at step {self.done}, which is saved")  # whoever handled it let us go on
+
+    def _kept(self) -> str:
+        steps = [] if self.checkpoints is None else self.checkpoints.steps()
+        return f"the last checkpoint is that of step {steps[-1]}" if steps else "there is no checkpoint"
+
+
+def _measured(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in ("step", "kind")}
+
+
+def _describe_run(
+    state: TrainState, task: Task, config: LoopConfig, loss: Loss, record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What makes the bits of a run, besides its model."""
+    return {
+        **{f"optimizer.{name}": value for name, value in dataclasses.asdict(state.optimizer).items()},
+        "batch_size": config.batch_size,
+        "steps_per_call": config.steps_per_call,
+        "task": describe(task),
+        "loss": describe(loss),
+        **record,
+    }

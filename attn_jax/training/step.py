@@ -1,0 +1,125 @@
+"""One step of training, as a pure function, and many of them in one compiled call.
+
+    gradient = ∂loss/∂parameters;  parameters ← parameters - rate · direction(gradient)
+
+A step whose loss, gradient or update is not finite leaves the run as it was, its count included: what is kept is the
+last finite state, the count names the step that failed, and runs beside it go on.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from attn_jax.training import optimizers
+from attn_jax.training.state import TrainState, key_for, wide
+from attn_jax.training.tasks import Batch, Task
+from attn_jax.typing import Array
+
+Metrics = dict[str, Array]
+
+# Called as loss(model, batch, key=…), with the key of dropout, or with None in evaluation. Returns the loss, a scalar,
+# and other numbers to log. It is a part of the trace: a function made anew for each call compiles anew.
+Loss = Callable[..., tuple[Array, Mapping[str, Array]]]
+
+# What training measures itself.
+OWN = ("loss", "gradient_norm", "update_norm", "learning_rate")
+
+
+def train_step(state: TrainState, batch: Batch, *, loss: Loss) -> tuple[TrainState, Metrics]:
+    """One step of one run.
+
+    Args:
+        state: before it.
+        batch: what `loss` takes.
+        loss: called as `loss(model, batch, key=key)`; the key is that of the step's dropout.
+
+    Returns:
+        The state after it, or the same one if the loss, the gradient or the update is not finite; and the loss, what
+        else the loss function measured, the norms of gradient (before clipping) and update, and the learning rate.
+
+    Raises:
+        ValueError: if the loss is no scalar, or measures something under a name that is ours.
+    """
+    key = jax.random.fold_in(key_for(state.key, "dropout"), state.step)
+
+    def objective(params: Any) -> tuple[Array, Metrics]:
+        return _measure(loss, nnx.merge(state.graphdef, params), batch, key)
+
+    (value, measured), gradient = jax.value_and_grad(objective, has_aux=True)(state.params)
+    gradient, params = jax.tree.map(wide, (gradient, state.params))
+    direction, optimizer_state = optimizers.directions(state.optimizer).update(gradient, state.optimizer_state, params)
+    rate = state.learning_rate * optimizers.schedule(state.optimizer, state.step)
+    update = jax.tree.map(lambda x: rate * x, direction)
+    moved = jax.tree.map(lambda old, p, u: (p - u).astype(old.dtype), state.params, params, update)
+
+    norms = {"gradient_norm": optax.tree.norm(gradient), "update_norm": optax.tree.norm(update)}
+    finite = jnp.isfinite(value) & jnp.isfinite(norms["gradient_norm"]) & jnp.isfinite(norms["update_norm"])
+    before, after = (state.params, state.optimizer_state, state.step), (moved, optimizer_state, state.step + 1)
+    params, optimizer_state, step = jax.tree.map(functools.partial(jnp.where, finite), after, before)
+    state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state, step=step)
+    return state, {"loss": value, **measured, **norms, "learning_rate": rate}
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count"), donate_argnames="state")
+def train_steps(
+    state: TrainState, task: Task, *, loss: Loss, batch_size: int, count: int
+) -> tuple[TrainState, Metrics]:
+    """`count` steps of one run, or of all runs of the state, in one call.
+
+    The state is consumed: its arrays are reused for the result.
+
+    Returns:
+        The state after them, and the metrics of each step, `[count]` or `[runs, count]`.
+    """
+
+    def run(state: TrainState) -> tuple[TrainState, Metrics]:
+        data_key = key_for(state.key, "data")
+
+        def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
+            batch = task.batch(data_key, state.step, batch_size)
+            return train_step(state, batch, loss=loss)
+
+        return jax.lax.scan(step, state, length=count)
+
+    return run(state) if state.runs is None else jax.vmap(run)(state)
+
+
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count"))
+def evaluate(state: TrainState, task: Task, *, loss: Loss, batch_size: int, count: int) -> Metrics:
+    """The mean loss on what the task holds out, and the mean of what else is measured, without dropout.
+
+    A batch counts by the sum of its weights. Every run, whatever its seed, meets the same `count` batches.
+
+    Returns:
+        Scalars, or `[runs]`.
+    """
+    batches = task.evaluation(count, batch_size)
+
+    def run(state: TrainState) -> Metrics:
+        model = nnx.merge(state.graphdef, state.params)
+
+        def measure(batch: Batch) -> Metrics:
+            value, measured = _measure(loss, model, batch, None)
+            return {"loss": value, **measured}
+
+        counts = batches.weights.sum(axis=(1, 2))
+        total = jnp.maximum(counts.sum(), 1)
+        return jax.tree.map(lambda x: jnp.tensordot(counts, wide(x), 1) / total, jax.lax.map(measure, batches))
+
+    return run(state) if state.runs is None else jax.vmap(run)(state)
+
+
+def _measure(loss: Loss, model: nnx.Module, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:
+    """The loss, at least float32, and its metrics."""
+    value, measured = loss(model, batch, key=key)
+    if jnp.shape(value) != ():
+        raise ValueError(f"loss must return one number and a mapping of metrics, got shape {jnp.shape(value)}")
+    if taken := [name for name in OWN if name in measured]:
+        raise ValueError(f"loss must not measure {', '.join(taken)}: training does")
+    return wide(value), dict(measured)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,7 @@ class Implementation:
         tolerances: by dtype.
         residual: whether it also returns the log-sum-exp.
         asked: what stands for the name in the call, if it is more than the name.
+        traces: how often each program was traced.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Implementation:
     tolerances: dict[str, Tolerance]
     residual: bool = True
     asked: Any = None
+    traces: Counter = dataclasses.field(default_factory=Counter)
 
     def __str__(self):
         return self.name
@@ -68,6 +71,8 @@ class Implementation:
         """The jitted forward and backward pass: (differentiable, other arrays, cotangents) -> results, gradients."""
 
         def run(differentiable, others, cotangents):
+            self.traces[program] += 1
+
             def forward(differentiable):
                 call = arguments(program, differentiable | others)
                 return attn_jax.dot_product_attention(

@@ -204,9 +204,9 @@ def _run(
         wanted = implementation if isinstance(implementation, Blockwise) else Blockwise()
         needed = dict.fromkeys([*names, *(("entropy", "visible_keys") if "normalized_entropy" in names else ())])
         kept = tuple(name for name in needed if name not in ("logsumexp", "normalized_entropy"))
-        if chosen == "pallas":
-            for name in kept:
-                checks.one_of("statistics", name, [*STATISTICS, "sink_share", "normalized_entropy"])
+        lacking = [name for name in kept if name not in (*STATISTICS, "sink_share")] if chosen == "pallas" else []
+        if lacking:
+            raise ValueError(f"implementation='pallas' has no {', '.join(lacking)}; 'dense', 'blockwise' have")
         results = blockwise.attend(problem, kept, wanted, kernel=chosen == "pallas")
         output, measured = results.output, results.statistics | {"logsumexp": results.logsumexp}
         if "normalized_entropy" in names:

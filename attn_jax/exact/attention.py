@@ -261,7 +261,7 @@ def choose_measured(problem: Problem, implementation: str | Blockwise | None) ->
         raise ValueError(f"implementation={implementation!r} has no statistics; {', '.join(map(repr, able))} have")
     reason = IMPLEMENTATIONS[implementation].refuse(problem, True)
     if reason is not None:
-        raise ValueError(f"implementation={implementation!r} cannot do this: {reason}")
+        raise ValueError(f"implementation={implementation!r} cannot do this: {reason}; 'dense', 'blockwise' can")
     return implementation
 
 

@@ -13,6 +13,7 @@ Reference: Rabe & Staats 2021; Dao et al. 2022, algorithms 1 and 4.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -183,14 +184,19 @@ def _kernel_forward(static: Static, differentiable: Differentiable, fixed: Fixed
 
 
 def _attend_forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> tuple[Results, tuple]:
-    results = _forward(static, differentiable, fixed)
+    results = _forward_once(static, differentiable, fixed)
     output = None if results.output is None else checkpoint_name(results.output, OUTPUT)
     results = Results(output, checkpoint_name(results.logsumexp, LOGSUMEXP), results.statistics)
     return results, (differentiable, fixed, results)
 
 
 def _attend_backward(static: Static, residuals: tuple, cotangents: Results) -> tuple[Differentiable, Any]:
-    differentiable, fixed, results = residuals
+    return _backward_once(static, *residuals, cotangents), None
+
+
+def _backward(
+    static: Static, differentiable: Differentiable, fixed: Fixed, results: Results, cotangents: Results
+) -> Differentiable:
     query, key, value = differentiable.query, differentiable.key, differentiable.value
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     output, d_entropy = results.output, cotangents.statistics.get("entropy")
@@ -291,9 +297,22 @@ def _attend_backward(static: Static, residuals: tuple, cotangents: Results) -> t
         "sinks": None if differentiable.sinks is None else heads,
     }
     gradients = sweep_steps(static, differentiable, fixed, visit_rows, nothing)
-    return _like(differentiable, gradients), None
+    return _like(differentiable, gradients)
 
 
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function(static, *arrays)`, whose derivative raises one clear line: loops and kernels say it in many."""
+    run = jax.custom_jvp(function, nondiff_argnums=(0,))
+
+    @run.defjvp
+    def refuse(static: Static, primals: Any, tangents: Any) -> Any:
+        name = "pallas" if static.kernel else "blockwise"
+        raise ValueError(f"implementation={name!r} has first derivatives, in reverse mode; 'dense' has all")
+
+    return run
+
+
+_forward_once, _backward_once = _once(_forward), _once(_backward)
 _attend.defvjp(_attend_forward, _attend_backward)
 
 

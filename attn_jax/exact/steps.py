@@ -232,7 +232,10 @@ def sweep_steps(
     square, blocks, num_kv_heads = fixed.square, static.blocks, differentiable.key.shape[-2]
     if 0 in (*square.kept, num_kv_heads):
         return carry
-    plan = make_plan(square, blocks, num_kv_heads, fixed.mask, differentiable.bias)
+    # A mask or bias that is a constant of the program would be folded, tile by tile, for seconds of compilation.
+    mask, bias = jax.lax.optimization_barrier((fixed.mask, differentiable.bias))
+    fixed, differentiable = dataclasses.replace(fixed, mask=mask), dataclasses.replace(differentiable, bias=bias)
+    plan = make_plan(square, blocks, num_kv_heads, mask, bias)
     shape = (*chunk_counts(square, blocks, num_kv_heads), plan.full.shape[-1])
 
     def one(turn: Array, carry: Any) -> Any:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attn_jax
+from attn_jax import diagnostics
 from attn_jax.exact.kernels.pallas import STATISTICS, flash_attention
 from attn_jax.exact.kernels.visits import Visits, in_turn
 from tests import oracles
@@ -123,7 +125,10 @@ def test_logits_that_overflow_a_naive_softmax(machine):
 def test_what_nobody_sees_may_hold_anything(machine):
     """Keys that no query sees, and a query that sees no key: also where padding would see them."""
     arrays = draw(T=20, S=37)
-    pattern = lambda q, k: (k <= q) & (q != 3) & (k != 18)  # noqa: E731
+
+    def pattern(q, k):
+        return (k <= q) & (q != 3) & (k != 18)
+
     oracle = expected(arrays, pattern)
     arrays[0] = arrays[0].at[:, 3].set(jnp.nan)
     arrays[1:] = (x.at[:, 20:].set(jnp.nan).at[:, 18].set(jnp.inf) for x in arrays[1:])
@@ -136,7 +141,10 @@ def test_only_listed_tiles_are_visited_and_full_ones_without_a_mask(machine):
     # Tile 0 of queries: 2 in full, 0 by the mask; 1: 3 in full; 2: none. What stands after them is no tile at all.
     visits = Visits(np.array([[2, 0, -1, 99], [3, -7, 1, 1], [0, 1, 2, 3]]), np.array([1, 1, 0]), np.array([1, 0, 0]))
     options = {"query_length": 48, "plan": lambda queries, keys: visits, "tile": TILE, "interpret": machine}
-    odd = lambda q, k: (k % 2 == 1) & (q >= 0)  # noqa: E731
+
+    def odd(q, k):
+        return (k % 2 == 1) & (q >= 0)
+
     results = flash_attention(*arrays, visible=odd, statistics=["visible_keys"], **options)
     seen = np.zeros((48, 64), bool)
     seen[:16, 32:48] = seen[:16, 1:16:2] = seen[16:32, 48:] = True
@@ -242,3 +250,32 @@ def test_what_it_does_not_take(options, error, message):
     arrays = draw(dtype=options.pop("dtype", np.float32))
     with pytest.raises(error, match=message):
         attend(arrays, **options)
+
+
+@pytest.mark.parametrize("precision", [None, "default", "highest", jax.lax.Precision.HIGHEST])
+def test_precision_by_name_and_by_enumeration(precision):
+    query, key, value = (x[None] for x in draw(P=4, S=20, V=8))
+    output = attn_jax.dot_product_attention(query, key, value, precision=precision, implementation="pallas")
+    np.testing.assert_allclose(output, attn_jax.dot_product_attention(query, key, value), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "message"),
+    [
+        ("output", {"precision": "high"}, "its precision is None, 'default' or 'highest', got 'high'; 'dense'"),
+        ("output", {"scale": np.ones(20, np.float32)}, "it takes a number as scale; 'dense'"),
+        ("output", {"mask": np.ones((4, 4), bool)}, "it takes masks of numbers, not of arrays; 'dense'"),
+        ("output", {"query_offset": np.array(1)}, "it takes a number as query_offset; 'dense'"),
+        ("both", {"statistics": ("tail_p2",)}, "implementation='pallas' has no tail_p2; 'dense', 'blockwise' have"),
+        ("statistics", {}, "it needs values; 'dense', 'blockwise' can"),
+    ],
+)
+def test_a_problem_it_does_not_take(call, options, message):
+    query, key, value = (x[None] for x in draw(P=4, T=20, S=4, V=8))
+    functions = {
+        "output": lambda **options: attn_jax.dot_product_attention(query, key, value, **options),
+        "both": lambda **options: diagnostics.attention_with_statistics(query, key, value, **options),
+        "statistics": lambda **options: diagnostics.attention_statistics(query, key, **options),
+    }
+    with pytest.raises(ValueError, match=message):
+        functions[call](implementation="pallas", **options)

@@ -75,5 +75,8 @@ def test_any_other_model_by_its_parameters():
     state = with_parameter(toy.begin(toy.make_bigrams), "table", jnp.nan)
     assert where(state) == "table"
     state = toy.begin(toy.make_bigrams)
-    root = lambda model, batch, *, key: (jnp.sqrt(model.table[0, 0] * 0), {})  # noqa: E731
+
+    def root(model, batch, *, key):
+        return jnp.sqrt(model.table[0, 0] * 0), {}
+
     assert where(state, root) == "the gradient of table"

@@ -174,7 +174,10 @@ try:
     with holding({str(tmp_path)!r}): print("held")
 except RunError as error: print(error)
 """
-    ask = lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout  # noqa: E731
+
+    def ask():
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
     with holding(tmp_path):
         assert ask() == f"the run cannot be kept in {tmp_path}: another run uses it\n"
     assert ask() == "held\n"

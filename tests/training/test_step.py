@@ -120,7 +120,10 @@ def test_keys_of_dropout_are_those_of_the_step():
 def test_gradients_and_losses_of_narrow_models_are_float32():
     config = TransformerConfig(vocabulary_size=5, num_layers=1, model_width=4, num_heads=1, param_dtype="bfloat16")
     state = toy.begin(functools.partial(Transformer, config), SGD)
-    narrow = lambda model, batch, *, key: (token_loss(model, batch, key=key)[0].astype(jnp.bfloat16), {})  # noqa: E731
+
+    def narrow(model, batch, *, key):
+        return token_loss(model, batch, key=key)[0].astype(jnp.bfloat16), {}
+
     after, metrics = one_step(state, narrow)
     assert {x.dtype for x in metrics.values()} == {jnp.dtype("float32")}
     assert {x.dtype for x in jax.tree.leaves(after.params)} == {jnp.dtype("bfloat16")}

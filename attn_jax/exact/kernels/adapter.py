@@ -13,6 +13,14 @@ from attn_jax.exact.tiles import Blocks, make_plan
 from attn_jax.lazy import Square, Tile
 from attn_jax.typing import Array
 
+_PRECISION = {
+    None: None,
+    "default": "default",
+    "highest": "highest",
+    jax.lax.Precision.DEFAULT: "default",
+    jax.lax.Precision.HIGHEST: "highest",
+}
+
 
 def refuse(problem: Problem) -> str | None:
     """Why the kernel cannot do a problem, or None."""
@@ -31,7 +39,7 @@ def refuse(problem: Problem) -> str | None:
         return "it takes no chosen rows"
     if problem.square.first_query is None:
         return "it takes a number as query_offset"
-    if problem.precision not in (None, "default", "highest"):
+    if not any(problem.precision is name or problem.precision == name for name in _PRECISION):
         return f"its precision is None, 'default' or 'highest', got {problem.precision!r}"
     if 0 in (*problem.query.shape, *problem.key.shape, *problem.value.shape):
         return "it does not take arrays without entries"
@@ -70,7 +78,7 @@ def forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> tup
         scale=static.scale,
         soft_cap=static.logits_soft_cap,
         statistics=static.statistics,
-        precision=static.precision,  # pyright: ignore[reportArgumentType] - `refuse` has seen it
+        precision=_PRECISION[static.precision],
     )
 
     def rows_first(x: Array) -> Array:

@@ -147,7 +147,9 @@ def make_plan(
     groups = square.shape[-3] // max(num_kv_heads, 1)
     shares = (1,) * len(square.batch[:-1]) + (blocks.items,) * bool(square.batch) + (blocks.kv_heads * groups,)
     some, every = _per_chunk(some, shares, "any"), _per_chunk(every, shares, "all")
-    library = jnp if isinstance(some, jax.Array) or isinstance(every, jax.Array) else np
+    library = np
+    if isinstance(some, jax.Array) or isinstance(every, jax.Array):
+        library, (some, every) = jnp, _one_for_all_lanes(jnp.asarray(some), jnp.asarray(every))
     lead = np.broadcast_shapes(some.shape[:-2], every.shape[:-2])
     some, every = (library.broadcast_to(x, (*lead, count_queries, count_keys)) for x in (some, every))
     kind = library.where(some & every, 0, library.where(some, 1, 2))
@@ -161,6 +163,21 @@ def make_plan(
         bool((kind == 1).any()) if static else True,
         bias is None and (mask is None or _all_seen(square, mask)),
     )
+
+
+@jax.custom_batching.custom_vmap
+def _one_for_all_lanes(some: Array, every: Array) -> tuple[Array, Array]:
+    """The bounds as they are; under `vmap` those of all lanes together.
+
+    A loop whose bounds differ between lanes would copy all that it carries at each turn, to undo it where it is done.
+    """
+    return some, every
+
+
+@_one_for_all_lanes.def_vmap
+def _over_lanes(size: int, batched: list[bool], some: Array, every: Array) -> tuple[tuple[Array, Array], tuple]:
+    some, every = some.any(axis=0) if batched[0] else some, every.all(axis=0) if batched[1] else every
+    return _one_for_all_lanes(some, every), (False, False)
 
 
 def _all_seen(square: Square, mask: masks.Mask) -> bool:

@@ -221,6 +221,19 @@ def test_under_vmap_each_lane_keeps_its_own_lengths():
     chex.assert_trees_all_close(partly[0], mapped[0], atol=1e-6)
 
 
+def test_lanes_share_the_bounds_of_their_loops():
+    square = Square((1, 32, 32))
+
+    def counts(length):
+        plan = make_plan(square, blocks_of(8, 8), 1, masks.Causal() & masks.Padding(length), None)
+        return plan.full[0], plan.mixed[0]
+
+    lengths = np.array([[3, 12], [17, 0]])
+    for full, mixed in (jax.vmap(jax.vmap(counts))(lengths), jax.jit(jax.vmap(jax.vmap(counts)))(lengths)):
+        np.testing.assert_array_equal(full, np.broadcast_to([0, 0, 0, 0], (2, 2, 4)))
+        np.testing.assert_array_equal(mixed, np.broadcast_to([1, 2, 3, 3], (2, 2, 4)))
+
+
 @pytest.mark.parametrize("name", ["blockwise", "pallas"])
 def test_a_second_derivative_is_refused_in_one_line(name):
     def loss(query):

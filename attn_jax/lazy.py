@@ -273,37 +273,6 @@ def _indices(starts: tuple[int | Array, ...]) -> list[Array]:
     return [jnp.asarray(start, jnp.int32) for start in starts]
 
 
-def whole(
-    shape: tuple[int, ...],
-    query_positions: Int[Array, "*#b t"],
-    key_positions: Int[Array, "*#b s"],
-    *,
-    query_indices: Int[Array, " r"] | None = None,
-    keys_in_place: bool = True,
-) -> Tile:
-    """The tile that covers a square, or the rows `query_indices` of it.
-
-    Args:
-        shape: `(*B, N, T, S)`.
-        query_positions: int `[T]` or `[*B, T]`, for every query of the square.
-        key_positions: int `[S]` or `[*B, S]`.
-        query_indices: int `[R]`, the rows to keep; None keeps all.
-        keys_in_place: as in `Square`.
-
-    Raises:
-        ValueError: positions of another shape.
-    """
-    square = Square(shape)
-    return Square(
-        shape,
-        None,
-        square.per_query("query_positions", query_positions),
-        square.per_key("key_positions", key_positions),
-        query_indices,
-        keys_in_place,
-    ).whole()
-
-
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Lazy:
     """Base of masks and biases: makes each subclass a frozen dataclass and a pytree.

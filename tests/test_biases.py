@@ -10,8 +10,9 @@ import pytest
 from jax import Array
 
 from attn_jax import attention_weights, biases, dot_product_attention, masks
-from attn_jax.lazy import Grid, Square, Tile, whole
+from attn_jax.lazy import Grid, Square, Tile
 from tests import oracles
+from tests.squares import whole
 
 TABLE = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
 ARRAY = np.random.default_rng(1).standard_normal((1, 3, 5, 1)).astype(np.float32)

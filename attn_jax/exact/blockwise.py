@@ -57,9 +57,9 @@ def attend(
     With `kernel`, forward is that of `attn_jax.exact.kernels`; backward is this loop's either way.
     """
     square, num_kv_heads = problem.square, problem.num_kv_heads
-    number = isinstance(problem.scale, float)
+    number = problem.scale if isinstance(problem.scale, float) else None
     static = Static(
-        problem.scale if isinstance(problem.scale, float) else None,
+        number,
         problem.logits_soft_cap,
         0.0 if problem.dropout is None else problem.dropout.rate,
         _hashable(problem.precision),
@@ -74,7 +74,7 @@ def attend(
         problem.key,
         problem.value,
         problem.bias,
-        None if number else jnp.asarray(problem.scale),
+        jnp.asarray(problem.scale) if number is None else None,
         problem.sinks,
     )
     fixed = Fixed(problem.mask, square, None if problem.dropout is None else problem.dropout.key)

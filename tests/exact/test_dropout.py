@@ -8,7 +8,7 @@ import pytest
 from attn_jax import dot_product_attention
 from attn_jax.exact.arguments import Dropout
 from attn_jax.exact.dropout import keep_mask
-from attn_jax.lazy import whole
+from tests.squares import whole
 
 SQUARE = (3, 4, 64, 128)
 

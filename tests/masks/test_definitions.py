@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from attn_jax import attention_weights, biases, masks
-from attn_jax.lazy import Square, Tile, whole
+from attn_jax.lazy import Square, Tile
 from tests import oracles
+from tests.squares import whole
 
 QUERY_IDS, KEY_IDS = (
     np.array([[0, 0, 1, 1, 2], [3, 3, 3, 0, 0]]),

@@ -1,4 +1,4 @@
-"""The claims about what attention costs: time, memory, FLOPs and bytes. A part of `experiments/claims.py`."""
+"""The claims about what attention costs: time, memory, FLOPs and bytes."""
 
 from experiments.verdicts import NEEDS, Claim, Decision, Evidence, above, below, every, inside, plain
 

@@ -62,6 +62,24 @@ def ratio(first: ArrayLike, second: ArrayLike) -> Estimate:
     return Estimate(value, low, high, logs.count)
 
 
+def share(solved: ArrayLike) -> Estimate:
+    """The share of independent runs that did it, with Wilson's interval: for outcomes that are yes or no."""
+    x = np.asarray(solved, dtype=bool).ravel()
+    if x.size == 0:
+        return Estimate(np.nan, np.nan, np.nan, 0)
+    low, high = stats.binomtest(int(x.sum()), x.size).proportion_ci(CONFIDENCE, method="wilson")
+    return Estimate(float(x.mean()), float(low), float(high), int(x.size))
+
+
+def share_difference(first: ArrayLike, second: ArrayLike) -> Estimate:
+    """Share of first − share of second, with the interval that Newcombe (1998, method 10) makes of Wilson's two."""
+    a, b = share(first), share(second)
+    middle = a.value - b.value
+    below = np.hypot(a.value - a.low, b.high - b.value)
+    above = np.hypot(a.high - a.value, b.value - b.low)
+    return Estimate(middle, float(middle - below), float(middle + above), min(a.count or 0, b.count or 0))
+
+
 def slope(x: ArrayLike, y: ArrayLike) -> Estimate:
     """Least-squares slope of each row of `y` [runs, points] on `x` [points], then the mean over runs."""
     points, rows = np.asarray(x, np.float64), np.asarray(y, np.float64)

@@ -56,3 +56,19 @@ def test_coverage_of_the_interval_is_what_it_says():
     found = [estimates.mean(row) for row in draws]
     inside = np.mean([e.low <= 0 <= e.high for e in found])
     assert abs(inside - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 4000)
+
+
+def test_shares_have_wilsons_interval():
+    found = estimates.share([True] * 9 + [False])
+    assert (found.value, found.count) == (0.9, 10)
+    # Wilson 1927: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
+    assert (found.low, found.high) == pytest.approx((0.59585, 0.98212), abs=1e-4)
+    certain = estimates.share([True] * 10)
+    assert certain.high == 1.0
+    assert certain.low == pytest.approx(0.72247, abs=1e-4)
+
+
+def test_the_difference_of_shares_has_newcombes_interval():
+    found = estimates.share_difference([True] * 56 + [False] * 14, [True] * 48 + [False] * 32)  # his table II, (a)
+    assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    assert found.count == 70

@@ -1,0 +1,182 @@
+"""Arms of a comparison, trained side by side: what one seed gives to an arm, it gives to all.
+
+Every arm gets its own learning rate, the best of a grid that is extended while its best rate is at an edge: a rate that
+suits one arm would decide for it. Runs of one seed see the same batches in the same order, and where shapes agree they
+begin with the same parameters, so that differences between arms are paired by seed.
+
+    rows = train_arm(Arm("tied", make_model), task, Budget(steps=400, rates=(1e-3, 3e-3, 1e-2)))
+    best_of(measurements, "tied").values       # the loss held out at the arm's best rate, one a seed
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from flax import nnx
+
+from attn_jax.training import LoopConfig, OptimizerConfig, init_states, token_loss, train
+from attn_jax.training.state import MakeModel
+from attn_jax.training.step import Loss
+from attn_jax.training.tasks import Batch, Task
+from attn_jax.typing import Array
+from experiments.artifacts import Row
+
+EXTENSIONS = 2  # how often a grid grows beyond the edge that holds its best rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One of the things compared.
+
+    Attributes:
+        name: of the arm in the measurements.
+        make_model: called as `make_model(rngs=…)`.
+        loss: called as `loss(model, batch, key=…)`; what else it measures is recorded, too.
+    """
+
+    name: str
+    make_model: MakeModel
+    loss: Loss = token_loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How long, how often and how an arm is trained.
+
+    Attributes:
+        steps: of each run, a multiple of `evaluations`.
+        rates: the grid of largest learning rates, ascending by one factor; one rate is not searched.
+        seeds: independent runs.
+        seed: moves all of them.
+        batch_size: sequences of a step, and of each evaluation batch.
+        evaluations: how many there are after the first, at equal distances.
+        evaluation_batches: of each.
+        optimizer: by which all arms are trained; the default warms up over a tenth and decays to nothing.
+    """
+
+    steps: int
+    rates: tuple[float, ...]
+    seeds: int = 5
+    seed: int = 0
+    batch_size: int = 8
+    evaluations: int = 4
+    evaluation_batches: int = 8
+    optimizer: OptimizerConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps % self.evaluations:
+            raise ValueError(f"steps must be a multiple of evaluations = {self.evaluations}, got {self.steps}")
+        factors = np.diff(np.log(self.rates))
+        if not (factors > 0).all() or not np.allclose(factors, factors.mean() if factors.size else 0, rtol=0.2):
+            raise ValueError(f"rates must ascend by one factor, got {self.rates}")
+
+    @property
+    def factor(self) -> float:
+        """From one rate to the next."""
+        return float((self.rates[-1] / self.rates[0]) ** (1 / (len(self.rates) - 1)))
+
+
+def train_arm(arm: Arm, task: Task, budget: Budget) -> list[Row]:
+    """Trains an arm at every rate and beyond, and returns what evaluation measured.
+
+    Returns:
+        Rows of `arm`, `rate`, `seed`, `step`, `measure` and `value`; NaN once a run has diverged.
+    """
+    found = {rate: _train(arm, task, budget, rate) for rate in budget.rates}
+    for _ in range(EXTENSIONS if len(budget.rates) > 1 else 0):
+        final = {rate: _mean_loss(rows, budget.steps) for rate, rows in found.items()}
+        best = min(final, key=lambda rate: final[rate])
+        if not np.isfinite(final[best]) or min(found) < best < max(found):
+            break
+        further = best * budget.factor if best == max(found) else best / budget.factor
+        found[further] = _train(arm, task, budget, further)
+    return [row for rate in sorted(found) for row in found[rate]]
+
+
+def _train(arm: Arm, task: Task, budget: Budget, rate: float) -> list[Row]:
+    """All seeds at one rate, in one compiled call per evaluation; every rate shares the compile."""
+    steps, every = budget.steps, budget.steps // budget.evaluations
+    optimizer = budget.optimizer or OptimizerConfig(schedule="cosine", warmup_steps=steps // 10, total_steps=steps)
+    seeds = range(budget.seed, budget.seed + budget.seeds)
+    state = init_states(arm.make_model, optimizer, learning_rates=[rate], seeds=seeds)
+    loop = LoopConfig(
+        steps=steps,
+        batch_size=budget.batch_size,
+        steps_per_call=every,
+        evaluate_every=every,
+        evaluation_batches=budget.evaluation_batches,
+        checkpoint_every=steps,
+    )
+    trained = train(state, task, config=loop, loss=arm.loss)
+    failed = {found.run: found.step for found in trained.diverged}
+    measured = {row["step"]: row for row in trained.rows if row["kind"] == "evaluation"}
+    names = [name for name in measured[0] if name not in ("step", "kind")]
+    rows = []
+    for step in range(0, steps + 1, every):
+        for run, seed in enumerate(seeds):
+            # A run that diverged stands at its last finite state; what that scores is no result.
+            alive = step in measured and failed.get(run, steps + 1) > step
+            values = {name: measured[step][name][run] if alive else None for name in names}
+            where = {"arm": arm.name, "rate": rate, "seed": seed, "step": step}
+            rows += [
+                {**where, "measure": name, "value": np.nan if value is None else value}
+                for name, value in values.items()
+            ]
+    return rows
+
+
+def _mean_loss(rows: Sequence[Row], step: int) -> float:
+    losses = [row["value"] for row in rows if row["step"] == step and row["measure"] == "loss"]
+    return float(np.nan_to_num(np.mean(losses), nan=np.inf))
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """An arm at its best rate.
+
+    Attributes:
+        rate: of the lowest mean loss over seeds, held out, at the last step; NaN if some seed diverged at every rate.
+        inside: whether rates on both sides were worse; a grid of one rate has no edge.
+        values: of the measure at the last step, `[seeds]`.
+    """
+
+    rate: float
+    inside: bool
+    values: np.ndarray
+
+
+def best_of(measurements: pd.DataFrame, arm: str, *, measure: str = "loss") -> Best:
+    """The best rate of an arm, chosen by its loss, and its values of a measure there."""
+    final = measurements[(measurements["arm"] == arm) & (measurements["step"] == measurements["step"].max())]
+    losses = final[final["measure"] == "loss"].pivot_table(index="rate", columns="seed", values="value", dropna=False)
+    mean = losses.mean(axis="columns", skipna=False).fillna(np.inf)
+    rate = float(mean.idxmin())  # pyright: ignore[reportArgumentType] - the index holds floats
+    chosen = final[(final["measure"] == measure) & (final["rate"] == rate)].sort_values("seed")
+    values = chosen["value"].to_numpy(np.float64)
+    if np.isinf(mean.min()):
+        return Best(float("nan"), False, np.full(len(values), np.nan))
+    inside = len(mean) == 1 or mean.index.min() < rate < mean.index.max()
+    return Best(rate, bool(inside), values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constrained:
+    """A loss of a model whose parameters are first made to obey: tied, frozen, cut to blocks.
+
+    Attributes:
+        constrain: changes the model's parameters, nested by name, in place; a function of a module. Gradients flow
+            through what it does, and stop where it says `jax.lax.stop_gradient`.
+        loss: of the model that obeys.
+    """
+
+    constrain: Callable[[dict[str, Any]], None]
+    loss: Loss = token_loss
+
+    def __call__(self, model: nnx.Module, batch: Batch, *, key: Array | None) -> tuple[Array, Any]:
+        """As every loss is called."""
+        graphdef, parameters = nnx.split(model)
+        params = nnx.to_pure_dict(parameters)
+        self.constrain(params)
+        return self.loss(nnx.merge(graphdef, params), batch, key=key)

@@ -149,16 +149,21 @@ class Best:
 
 def best_of(measurements: pd.DataFrame, arm: str, *, measure: str = "loss") -> Best:
     """The best rate of an arm, chosen by its loss, and its values of a measure there."""
-    final = measurements[(measurements["arm"] == arm) & (measurements["step"] == measurements["step"].max())]
-    losses = final[final["measure"] == "loss"].pivot_table(index="rate", columns="seed", values="value", dropna=False)
-    mean = losses.mean(axis="columns", skipna=False).fillna(np.inf)
-    rate = float(mean.idxmin())  # pyright: ignore[reportArgumentType] - the index holds floats
-    chosen = final[(final["measure"] == measure) & (final["rate"] == rate)].sort_values("seed")
-    values = chosen["value"].to_numpy(np.float64)
-    if np.isinf(mean.min()):
-        return Best(float("nan"), False, np.full(len(values), np.nan))
-    inside = len(mean) == 1 or mean.index.min() < rate < mean.index.max()
-    return Best(rate, bool(inside), values)
+    final = measurements.query("arm == @arm and step == step.max()")
+    losses = final.query("measure == 'loss'")
+    rates = sorted(set(losses["rate"]))
+    means = {rate: np.mean(_values(losses, rate)) for rate in rates}
+    finite = {rate: mean for rate, mean in means.items() if np.isfinite(mean)}
+    if not finite:
+        return Best(float("nan"), False, np.full(len(set(losses["seed"])), np.nan))
+    rate = min(finite, key=lambda rate: finite[rate])
+    inside = len(rates) == 1 or rates[0] < rate < rates[-1]
+    return Best(rate, inside, _values(final.query("measure == @measure"), rate))
+
+
+def _values(rows: pd.DataFrame, rate: float) -> np.ndarray:
+    """`[seeds]`, of one rate."""
+    return rows.query("rate == @rate").sort_values(by="seed")["value"].to_numpy(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from attn_jax.exact import online
 from attn_jax.exact.arguments import Problem
@@ -183,15 +184,46 @@ def _kernel_forward(static: Static, differentiable: Differentiable, fixed: Fixed
     return Results(output * keys_share[..., None], logsumexp, measured)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """Whether a gradient of what shapes the logits is asked for, or of the values (and sinks) alone."""
+
+    logits: bool
+
+
 def _attend_forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> tuple[Results, tuple]:
+    asked = _Asked(
+        any(
+            x.perturbed
+            for x in jax.tree.leaves(dataclasses.replace(differentiable, value=None, sinks=None), is_leaf=_is_primal)
+        )
+    )
+    differentiable, fixed = jax.tree.map(lambda x: x.value, (differentiable, fixed), is_leaf=_is_primal)
     results = _forward_once(static, differentiable, fixed)
     output = None if results.output is None else checkpoint_name(results.output, OUTPUT)
     results = Results(output, checkpoint_name(results.logsumexp, LOGSUMEXP), results.statistics)
-    return results, (differentiable, fixed, results)
+    return results, (differentiable, fixed, results, asked)
 
 
 def _attend_backward(static: Static, residuals: tuple, cotangents: Results) -> tuple[Differentiable, Any]:
-    return _backward_once(static, *residuals, cotangents), None
+    differentiable, fixed, results, asked = residuals
+    static = dataclasses.replace(static, value_only=not asked.logits)
+    d_entropy = cotangents.statistics.get("entropy")  # the other statistics are constants
+    cotangents = Results(
+        None if cotangents.output is None else _without_symbol(cotangents.output),
+        _without_symbol(cotangents.logsumexp),
+        {} if d_entropy is None or isinstance(d_entropy, SymbolicZero) else {"entropy": d_entropy},
+    )
+    return _backward_once(static, differentiable, fixed, results, cotangents), None
+
+
+def _is_primal(x: Any) -> bool:
+    return isinstance(x, CustomVJPPrimal)
+
+
+def _without_symbol(x: Any) -> Array:
+    return jnp.zeros(x.aval.shape, x.aval.dtype) if isinstance(x, SymbolicZero) else x
 
 
 def _backward(
@@ -249,17 +281,20 @@ def _backward(
             weights = jnp.exp(logits - logsumexp[:, :, None])
             pull = offset[:, :, None]
             if value is not None:
+                kept = step.kept(index)
+
+                def drop(x: Array) -> Array:
+                    return x if kept is None else jnp.where(keys_first(kept), x / (1 - static.dropout_rate), 0)
+
+                d_value = jnp.einsum("bksgt,bkgtv->bksv", drop(weights), d_output, precision=static.precision)
+                gradients["value"] = step.add_keys(gradients["value"], d_value, index)
+                if static.value_only:
+                    return d_query, gradients
                 tile_value = step.keys(value, index).astype(dtype)
                 if visible is not None and not sweep.plan.all_seen:
                     tile_value = jnp.where(visible.any(axis=(-1, -2))[..., None], tile_value, 0)
                 back = jnp.einsum("bksv,bkgtv->bksgt", tile_value, d_output, precision=static.precision)
-                fetched, kept = weights, step.kept(index)
-                if kept is not None:
-                    kept = keys_first(kept)
-                    back, fetched = (jnp.where(kept, x / (1 - static.dropout_rate), 0) for x in (back, weights))
-                d_value = jnp.einsum("bksgt,bkgtv->bksv", fetched, d_output, precision=static.precision)
-                gradients["value"] = step.add_keys(gradients["value"], d_value, index)
-                pull = pull + back
+                pull = pull + drop(back)
             if slope is not None:
                 finite = logits if visible is None else jnp.where(visible, logits, 0)
                 pull = pull + slope[:, :, None] * finite
@@ -313,7 +348,7 @@ def _once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _forward_once, _backward_once = _once(_forward), _once(_backward)
-_attend.defvjp(_attend_forward, _attend_backward)
+_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
 
 
 def keys_first(x: Array) -> Array:

@@ -31,6 +31,7 @@ class Static:
     blocks: Blocks
     statistics: tuple[str, ...]
     kernel: bool
+    value_only: bool = False  # backward: no gradient of what shapes the logits is asked for
 
 
 @jax.tree_util.register_dataclass

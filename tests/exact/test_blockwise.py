@@ -153,6 +153,58 @@ def test_memory_grows_with_the_length_not_with_its_square(backward):
     assert long <= 2.2 * short
 
 
+def products(function, *arguments):
+    """The matrix products of a traced function, those of a loop's body once."""
+    return str(jax.make_jaxpr(function)(*arguments)).count("dot_general")
+
+
+def test_a_gradient_of_the_values_alone_takes_two_products_a_tile():
+    query, key, value = (np.zeros((64, 1, 8), np.float32) for _ in range(3))
+    attend = functools.partial(attn_jax.dot_product_attention, implementation=Blockwise(queries=32, keys=32))
+    forward = products(attend, query, key, value)
+
+    def backward(argnums):
+        return products(jax.grad(lambda *arrays: attend(*arrays).sum(), argnums), query, key, value) - forward
+
+    assert forward == 2  # the logits, and what they fetch
+    assert backward(2) == 2  # the logits again, and dv
+    assert backward((0, 1, 2)) == backward(0) == 5
+    assert backward((0, 2)) == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "dropout_rate": 0.3, "sinks": np.array([0.5, -1.0])}])
+def test_a_gradient_of_the_values_alone_is_that_among_others(options):
+    query, key, value = (draw(37, 2, 8, seed=seed) for seed in range(3))
+    weight = draw(37, 2, 8, seed=3)
+    if "sinks" in options:
+        options = {**options, "sinks": options["sinks"].astype(np.float32), "dropout_rng": jax.random.key(0)}
+
+    def loss(value, query):
+        attend = functools.partial(attn_jax.dot_product_attention, implementation=Blockwise(queries=16, keys=8))
+        return (attend(query, key, value, **options) * weight).sum()
+
+    alone, (among, _) = jax.grad(loss)(value, query), jax.grad(loss, (0, 1))(value, query)
+    np.testing.assert_array_equal(alone, among)
+
+
+def test_statistics_without_a_gradient_cost_none():
+    query, key, value = (np.zeros((64, 1, 8), np.float32) for _ in range(3))
+    measure = functools.partial(
+        attn_jax.diagnostics.attention_with_statistics,
+        statistics=("entropy", "max_logit", "visible_keys"),
+        implementation=Blockwise(queries=32, keys=32),
+    )
+
+    def loss(query, with_entropy):
+        output, statistics = measure(query, key, value)
+        return output.sum() + (statistics.entropy.sum() if with_entropy else 0.0)
+
+    def size(with_entropy):
+        return str(jax.make_jaxpr(jax.grad(lambda query: loss(query, with_entropy)))(query)).count(" = ")
+
+    assert size(False) < size(True)
+
+
 def test_output_and_logsumexp_have_names_for_rematerialisation():
     x = draw(1, 16, 1, 8)
 

@@ -9,7 +9,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 # our own checks do.
 SCRIPT = """
 from jaxtyping import install_import_hook
-hook = install_import_hook("attn_jax", "beartype.beartype")
+# All but the loop and its squares, pytrees that JAX rebuilds with things in them that are no arrays.
+exact = [f"attn_jax.exact.{name}" for name in ("arguments", "attention", "dense", "dropout", "online", "tiles", "kernels")]
+others = ("biases", "checks", "diagnostics", "masks", "nn", "positions", "projections", "scaling", "training")
+hook = install_import_hook([*exact, *(f"attn_jax.{name}" for name in others)], "beartype.beartype")
 
 import jax, jax.numpy as jnp, numpy as np
 import attn_jax
@@ -72,6 +75,15 @@ for batch in ((), (2, 3)):
     call(scaling.rms_norm, query, normal(32))
     call(scaling.l2_norm, query)
     call(scaling.soft_cap, weights, cap=3.0)
+
+call(attn_jax.dot_product_attention, query, key, value, **options, implementation="blockwise", return_residual=True)
+call(
+    diagnostics.attention_with_statistics, query, key, value, **options,
+    statistics=diagnostics.ALL, implementation="blockwise",
+)
+call(jax.grad(lambda *arrays: attn_jax.dot_product_attention(
+    *arrays, **options, implementation="blockwise").sum(), (0, 1, 2)), query, key, value)
+call(diagnostics.attention_spectrum, query, key, k=2)
 
 config = TransformerConfig(vocabulary_size=11, num_layers=2, model_width=16, num_heads=4, num_kv_heads=2)
 model = Transformer(config, rngs=nnx.Rngs(0))

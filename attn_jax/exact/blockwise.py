@@ -223,7 +223,8 @@ def _is_primal(x: Any) -> bool:
 
 
 def _without_symbol(x: Any) -> Array:
-    return jnp.zeros(x.aval.shape, x.aval.dtype) if isinstance(x, SymbolicZero) else x
+    symbol: Any = x  # whose attributes pyright does not know
+    return jnp.zeros(symbol.shape, symbol.dtype) if isinstance(x, SymbolicZero) else x
 
 
 def _backward(

@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from attn_jax import biases, checks, masks
 from attn_jax.diagnostics.spectra import logit_ranks
 from attn_jax.diagnostics.statistics import AttentionStatistics, attention_statistics
-from attn_jax.exact import dense
-from attn_jax.exact.arguments import AttentionOptions, Problem, only_attention_options, prepare
+from attn_jax.exact.arguments import AttentionOptions, only_attention_options
+from attn_jax.exact.attention import dot_product_attention
 from attn_jax.lazy import Bounds, Grid, Tile
 from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
 
@@ -109,6 +109,9 @@ def summarize_heads(
     assert all_keys.logit_variance is not None
     choice, choice_rest = _choosing(all_keys), _choosing(rest)
     seeing, finite = all_keys.visible_keys > 0, jnp.isfinite(all_keys.max_abs_logit)
+    # Finite logits are not enough: the soft cap makes an ordinary number of an infinite one.
+    ranked = seeing & finite & jnp.isfinite(query).all(axis=-1)
+    seen = _seen_keys(ranked, key.shape[-3], no_bias, mask, options)
     return HeadSummary(
         normalized_entropy=_mean(all_keys.normalized_entropy, choice),
         normalized_entropy_no_sink=_mean(rest.normalized_entropy, choice_rest),
@@ -119,7 +122,7 @@ def summarize_heads(
         sink_mass=_mean(all_keys.first_key_mass, seeing & finite),
         distance_ratio=_ratio(all_keys.mean_distance, uniform.mean_distance, choice),
         distance_ratio_no_sink=_ratio(rest.mean_distance, uniform_rest.mean_distance, choice_rest),
-        score_rank=_score_rank(prepare(query, key, None, bias, mask, **options), seeing & finite),
+        score_rank=_score_rank(query, key, ranked, seen),
         non_finite=(seeing & ~finite).sum(axis=-2),
     )
 
@@ -166,19 +169,28 @@ def _sum(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) ->
     return jnp.where(counted, rows, 0).sum(axis=-2)
 
 
-def _score_rank(problem: Problem, counted: Bool[Array, "*b t n"]) -> _Head:
+def _seen_keys(
+    counted: Bool[Array, "*b t n"],
+    num_keys: int,
+    bias: biases.Bias | None,
+    mask: masks.Mask | ArrayLike | None,
+    options: AttentionOptions,
+) -> Bool[Array, "*b s n"]:
+    """The keys that some row that counts sees: those to which uniform weights send something back from it."""
+    *batch, length, num_heads = counted.shape
+    query, key = (jnp.zeros((*batch, size, num_heads, 1)) for size in (length, num_keys))
+    only_mask: AttentionOptions = {**options, "scale": None, "logits_soft_cap": None, "sinks": None}
+    _, send_back = jax.vjp(lambda value: dot_product_attention(query, key, value, bias, mask, **only_mask), key)
+    (received,) = send_back(counted[..., None].astype(query.dtype))
+    return received[..., 0] > 0
+
+
+def _score_rank(query: Array, key: Array, counted: Bool[Array, "*b t n"], seen: Bool[Array, "*b s n"]) -> _Head:
     """Effective rank of the centred scores between the rows that count and the keys that these see."""
-    query, key = problem.query, problem.key
     *batch, _, num_heads = counted.shape
-    if counted.size == 0 or key.shape[-3] == 0:
-        return _known(jnp.zeros((*batch, num_heads), problem.accumulation_dtype), counted.any(axis=-2))
-    # Finite logits are not enough: the soft cap makes an ordinary number of an infinite one.
-    counted = counted & jnp.isfinite(query).all(axis=-1)
-    seen = jnp.swapaxes(counted, -1, -2)[..., None]
-    visible = dense.compute_logits(problem).visible
-    seen = (seen if visible is None else seen & visible).any(axis=-2)
-    seen = jnp.broadcast_to(jnp.swapaxes(seen, -1, -2), (*batch, key.shape[-3], num_heads))
-    seen &= jnp.repeat(jnp.isfinite(key).all(axis=-1), num_heads // problem.num_kv_heads, axis=-1)
+    if counted.size == 0 or seen.size == 0:
+        return _known(jnp.zeros((*batch, num_heads), jnp.promote_types(query.dtype, jnp.float32)), counted.any(axis=-2))
+    seen &= jnp.repeat(jnp.isfinite(key).all(axis=-1), num_heads // key.shape[-2], axis=-1)
     return _known(logit_ranks(query, key, query_mask=counted, key_mask=seen).effective, counted.any(axis=-2))
 
 

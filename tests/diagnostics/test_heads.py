@@ -1,13 +1,15 @@
 """Summaries of heads against NumPy averages of the oracle's rows."""
 
 import dataclasses
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_jax import biases
+from attn_jax import biases, masks
 from attn_jax.diagnostics import summarize_heads
 from tests import oracles
 
@@ -159,6 +161,14 @@ def test_one_factorisation_of_each_kind():
     # Two that run at the same time can wait for each other for ever in XLA's CPU pool.
     text = str(jax.make_jaxpr(lambda q, k: summarize_heads(q, k, query_seq_lengths=LENGTHS))(QUERY, KEY))
     assert (text.count(" geqrf") + text.count(" qr["), text.count(" svd[")) == (1, 1)
+
+
+def test_no_square_is_formed():
+    x = np.zeros((1024, 1, 8), np.float32)
+    mask = masks.Causal() & masks.Segments(jnp.zeros(1024, int), jnp.zeros(1024, int))
+    program = str(jax.make_jaxpr(lambda x: summarize_heads(x, x, mask=mask))(x))
+    sizes = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"[a-z0-9]+\[([0-9,]+)\]", program)]
+    assert max(sizes) < 1024 * 1024
 
 
 def test_a_head_without_a_choice_reads_nan():

@@ -85,15 +85,15 @@ def summarize_heads(
     Reference: Zhai et al. 2023 (entropy); Xiao et al. 2023 (sinks).
     """
     fields = (
-        "normalized_entropy", "logit_variance", "max_logit", "max_abs_logit", "max_weight", "first_key_mass",
-        "mean_distance", "visible_keys",
+        "logsumexp", "normalized_entropy", "logit_variance", "max_logit", "max_abs_logit", "max_weight",
+        "first_key_mass", "mean_distance", "visible_keys",
     )  # fmt: skip
     options = only_attention_options("summarize_heads", options)
     query, key = checks.floating_array("query", query), checks.floating_array("key", key)
     all_keys = attention_statistics(query, key, bias, mask, statistics=fields, **options)
     hidden = ~masks.Padding(1)
     rest_mask = hidden if mask is None else masks.as_mask("mask", mask) & hidden
-    rest_fields = ("normalized_entropy", "mean_distance", "visible_keys", "max_abs_logit")
+    rest_fields = ("logsumexp", "normalized_entropy", "mean_distance", "visible_keys", "max_abs_logit")
     rest = attention_statistics(query, key, bias, rest_mask, statistics=rest_fields, **options)
     # Equal logits are uniform weights over the same keys.
     zeros = jnp.zeros_like(query), jnp.zeros_like(key)
@@ -108,7 +108,7 @@ def summarize_heads(
     assert all_keys.max_weight is not None
     assert all_keys.logit_variance is not None
     choice, choice_rest = _choosing(all_keys), _choosing(rest)
-    seeing, finite = all_keys.visible_keys > 0, jnp.isfinite(all_keys.max_abs_logit)
+    seeing, finite = all_keys.visible_keys > 0, _finite(all_keys)
     # Finite logits are not enough: the soft cap makes an ordinary number of an infinite one.
     ranked = seeing & finite & jnp.isfinite(query).all(axis=-1)
     seen = _seen_keys(ranked, key.shape[-3], no_bias, mask, options)
@@ -142,8 +142,14 @@ class _Hiding(biases.Bias):
 def _choosing(statistics: AttentionStatistics) -> Bool[Array, "*b t n"]:
     """Rows that count: two visible keys or more, all their logits finite."""
     assert statistics.visible_keys is not None
+    return (statistics.visible_keys > 1) & _finite(statistics)
+
+
+def _finite(statistics: AttentionStatistics) -> Bool[Array, "*b t n"]:
+    """Rows whose visible logits are finite. XLA's maximum of many numbers passes over NaN; their sum does not."""
     assert statistics.max_abs_logit is not None
-    return (statistics.visible_keys > 1) & jnp.isfinite(statistics.max_abs_logit)
+    assert statistics.logsumexp is not None
+    return jnp.isfinite(statistics.max_abs_logit) & ~jnp.isnan(statistics.logsumexp)
 
 
 def _mean(rows: Float[Array, "*b t n"] | None, counted: Bool[Array, "*b t n"]) -> _Head:

@@ -101,6 +101,16 @@ def test_rows_that_are_not_finite_are_counted_not_averaged():
     np.testing.assert_allclose(broken.score_rank[:, :2], clean.score_rank[:, :2], rtol=1e-5)
 
 
+@pytest.mark.parametrize("length", [16, 1024])
+def test_a_row_of_nothing_but_nan_is_counted_at_every_length(length):
+    query, key = (np.random.default_rng(i).standard_normal((length, 1, 8)).astype(np.float32) for i in range(2))
+    query[5] = np.nan
+    summary = summarize_heads(query, key)
+    assert summary.non_finite.tolist() == [1]
+    assert np.isfinite(summary.normalized_entropy).all()
+    assert np.isfinite(summary.max_weight).all()
+
+
 def test_a_query_that_is_not_finite_is_left_out_of_its_head_alone():
     for bad, options in ((np.nan, {}), (np.inf, {}), (np.inf, {"logits_soft_cap": 3.0})):
         query = QUERY.copy()

@@ -108,7 +108,7 @@ class Transformer(nnx.Module):
             return_statistics: True, or names of statistics: also return `AttentionStatistics`, one per layer.
             observe: a function that every layer calls as `observe(query, key, value, **options)` with what its
                 attention gets; its pytree is also returned, stacked: leaves `[L, ...]`. It is part of the trace: a
-                function made anew for each call compiles anew.
+                function made anew for each call compiles anew; what changes goes into a `jax.tree_util.Partial`.
 
         Returns:
             Logits `[*B, T, vocabulary]`, at least float32, or hidden states `[*B, T, D]`; or a tuple
@@ -130,8 +130,9 @@ class Transformer(nnx.Module):
         dropping = not checks.boolean("deterministic", deterministic) and self.config.dropout_rate > 0
         keys = split_dropout_key(dropout_rng, self.config.dropout_rate, 2) if dropping else None
         wanted = statistics_names(return_statistics)
-        if observe is not None:
+        if observe is not None and not isinstance(observe, jax.tree_util.Partial):
             parameters.check_function("observe", observe)
+            observe = jax.tree_util.Partial(observe)
         outputs = _compute(self, token_ids, lengths, positions, keys, statistics=wanted, observe=observe)
         return outputs if wanted or observe is not None else outputs[0]
 
@@ -172,7 +173,7 @@ class Transformer(nnx.Module):
         return jnp.einsum(equation, x, matrix, precision=self.config.precision, preferred_element_type=wide)
 
 
-@functools.partial(jax.jit, static_argnames=("statistics", "observe"))
+@functools.partial(jax.jit, static_argnames="statistics")
 def _compute(
     model: Transformer,
     token_ids: jax.Array,

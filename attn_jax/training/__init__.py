@@ -6,6 +6,7 @@
     state = init_state(functools.partial(Transformer, config), optimizer, learning_rate=3e-3, seed=0)
     result = train(state, task, config=LoopConfig(steps=500), directory="results/copy", reporter=Console())
 
+With `monitor=AttentionMonitor()` it also measures how the heads route, and says when that goes beyond its `Limits`.
 `init_states` begins many runs, of other seeds and learning rates, that are trained at once.
 """
 
@@ -14,6 +15,7 @@ from attn_jax.training.checkpoints import CheckpointError, Checkpoints
 from attn_jax.training.divergence import DivergedError, Divergence
 from attn_jax.training.files import RunError
 from attn_jax.training.loop import LoopConfig, Trained, train
+from attn_jax.training.monitor import AttentionMonitor, Limits, calibrate
 from attn_jax.training.objectives import token_loss
 from attn_jax.training.optimizers import OptimizerConfig
 from attn_jax.training.progress import Console, Progress
@@ -22,11 +24,13 @@ from attn_jax.training.state import TrainState, init_state, init_states, take_ru
 from attn_jax.training.step import evaluate, train_step, train_steps
 
 __all__ = [
+    "AttentionMonitor",
     "CheckpointError",
     "Checkpoints",
     "Console",
     "DivergedError",
     "Divergence",
+    "Limits",
     "LoopConfig",
     "OptimizerConfig",
     "Progress",
@@ -34,6 +38,7 @@ __all__ = [
     "RunLog",
     "TrainState",
     "Trained",
+    "calibrate",
     "evaluate",
     "init_state",
     "init_states",

@@ -4,9 +4,10 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import re
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -18,8 +19,8 @@ class Curves:
     """
 
     def __init__(self, directory: pathlib.Path, *, step: int) -> None:
-        proto, self._summary, self._records = map(_part, ("proto.event_pb2", "summary", "record_writer"))
-        self._event = proto.Event
+        proto, summary, self._records = map(_part, ("proto.event_pb2", "proto.summary_pb2", "record_writer"))
+        self._event, self._summary = proto.Event, summary.Summary
         directory.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._file = open(directory / name, "wb")  # noqa: SIM115 - open as long as the run
@@ -27,13 +28,15 @@ class Curves:
         self._write(step=step + 1, session_log=proto.SessionLog(status=proto.SessionLog.START))
 
     def draw(self, row: Mapping[str, Any]) -> None:
-        """One curve a number, and one a run where there are many. Raises OSError."""
+        """One curve a number, and one a run, layer and head where there are many. Raises OSError."""
+        if row["kind"] == "finding":  # its value is a point of another curve
+            return
+        summary = self._summary()
         for name, value in row.items():
-            points = enumerate(value) if isinstance(value, list) else [("", value)]
-            for run, x in points:
-                if isinstance(x, float):
-                    tag = f"{row['kind']}/{name}/{run}".rstrip("/")
-                    self._write(step=row["step"], summary=self._summary.scalar(tag, x))
+            for tag, x in _numbers(re.sub(r"[^-/\w.]", "_", f"{row['kind']}/{name}"), value):
+                summary.value.add(tag=tag, simple_value=x)
+        if summary.value:
+            self._write(step=row["step"], summary=summary)
 
     def flush(self) -> None:
         """Puts the curves on disk. Raises OSError."""
@@ -49,6 +52,15 @@ class Curves:
         length = struct.pack("<Q", len(data))
         checksums = (struct.pack("<I", self._records.masked_crc32c(part)) for part in (length, data))
         self._file.write(length + next(checksums) + data + next(checksums))
+
+
+def _numbers(tag: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The floats in a value, each under its place in lists of lists."""
+    if isinstance(value, list):
+        for index, x in enumerate(value):
+            yield from _numbers(f"{tag}/{index}", x)
+    elif isinstance(value, float):
+        yield tag, value
 
 
 def _part(name: str) -> Any:

@@ -17,12 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from attn_jax import checks
 from attn_jax.training.checkpoints import Checkpoints
 from attn_jax.training.divergence import DivergedError, Divergence, locate
 from attn_jax.training.files import RunError, holding
 from attn_jax.training.identity import describe
+from attn_jax.training.monitor import AttentionMonitor, Watch, explain
 from attn_jax.training.objectives import token_loss
 from attn_jax.training.progress import Progress, Reporter, Silent, Speed
 from attn_jax.training.run_log import Row, RunLog
@@ -79,6 +81,7 @@ class Trained:
         state: after the last step; a run that diverged is at its last finite state.
         rows: of the log, also those from before an interruption: {"step": …, "kind": "train", "evaluation" or
             "divergence", "loss": …, …}; a measured value is a number, or a list of one a run; null is not finite.
+            With a monitor also of kind "attention", lists of heads in lists of layers, and "finding".
         diverged: the runs that did, of many.
     """
 
@@ -94,6 +97,7 @@ def train(
     config: LoopConfig,
     loss: Loss = token_loss,
     directory: str | os.PathLike[str] | None = None,
+    monitor: AttentionMonitor | None = None,
     record: Mapping[str, Any] | None = None,
     reporter: Reporter | None = None,
 ) -> Trained:
@@ -108,16 +112,20 @@ def train(
         config: how long, and how often what.
         loss: called as `loss(model, batch, key=…)`.
         directory: of checkpoints and log; None: nothing is kept.
+        monitor: measures the attention of the model, a `Transformer`, and tells what goes beyond its limits.
         record: what else makes this run what it is, as JSON holds it: a checkpoint of another record is refused.
         reporter: who is told; None: nobody.
 
     Raises:
         DivergedError: if the one run does; what was saved before is kept.
         RunError: in one line, if the directory cannot be used or holds another run.
+        TypeError: if the model cannot be monitored, or the loss does not let it be.
         ValueError: if `state` has been trained already, or the directory holds more steps than `config.steps`.
     """
     if (begun := int(jnp.max(state.step))) != 0:
         raise ValueError(f"state must be one before the first step, got one after {begun}: train continues by itself")
+    if monitor is not None:
+        monitor.check(nnx.merge(state.graphdef, state.params))
     with contextlib.ExitStack() as stack:
         path, checkpoints, restored, pending = None, None, None, Pending()
         if directory is not None:
@@ -138,7 +146,7 @@ def train(
             reporter.note(note)
         # A call consumes its state, and this one is the caller's.
         state = restored.state if restored else jax.tree.map(jnp.copy, state)
-        loop = _Loop(state, done, task, config, loss, checkpoints, log, reporter, pending)
+        loop = _Loop(state, done, task, config, loss, monitor, checkpoints, log, reporter, pending)
         loop.run()
         return Trained(loop.state, log.rows, tuple(loop.diverged))
 
@@ -152,6 +160,7 @@ class _Loop:
     task: Task
     config: LoopConfig
     loss: Loss
+    monitor: AttentionMonitor | None
     checkpoints: Checkpoints | None
     log: RunLog
     reporter: Reporter
@@ -160,6 +169,7 @@ class _Loop:
     def __post_init__(self) -> None:
         found = [row for row in self.log.rows if row["kind"] == "divergence"]
         self.diverged = [Divergence(row["run"], row["step"], row["where"]) for row in found]
+        self.watch = None if self.monitor is None else Watch(self.monitor.limits, self.log.rows)
         self.speed = Speed(self.config.batch_size * self.task.length * (self.state.runs or 1))
 
     def run(self) -> None:
@@ -168,7 +178,7 @@ class _Loop:
             self._evaluate()
         while self.done < steps and len(self.diverged) < (self.state.runs or 1):
             rows = self._train()
-            last = rows[-1]
+            last = [row for row in rows if row["kind"] == "train"][-1]
             self._look_for_divergence(rows)
             self.log.write(rows)
             if every and (self.done % every == 0 or self.done == steps):
@@ -181,7 +191,7 @@ class _Loop:
                 self._interrupt(stopping.name)
 
     def _train(self) -> list[Row]:
-        """One call; a row for each of its steps."""
+        """One call; a row for each of its steps, and for what the monitor saw and found in them."""
         count, begun = self.config.steps_per_call, time.perf_counter()
         self.state, metrics = train_steps(
             self.state,
@@ -189,15 +199,31 @@ class _Loop:
             loss=self.loss,
             batch_size=self.config.batch_size,
             count=count,
+            monitor=self.monitor,
         )
         steps = 0 if self.state.runs is None else 1  # the axis of the steps, after that of the runs
         names = sorted(metrics, key=lambda name: name != "loss")  # `jit` sorted them; the loss comes first
-        values = {name: np.moveaxis(np.asarray(metrics[name]), steps, 0) for name in names}
+        values = {name: jax.tree.map(lambda x: np.moveaxis(np.asarray(x), steps, 0), metrics[name]) for name in names}
         self.speed.add(count, time.perf_counter() - begun)
-        first, self.done = self.done + 1, self.done + count
-        return [
-            {"step": first + i, "kind": "train", **{name: x[i] for name, x in values.items()}} for i in range(count)
-        ]
+        attention, rows = values.pop("attention", None), []
+        for i in range(count):
+            self.done += 1
+            rows.append({"step": self.done, "kind": "train", **{name: x[i] for name, x in values.items()}})
+            if attention is not None:
+                rows += self._watch({name: x[i] for name, x in attention.items()})
+        return rows
+
+    def _watch(self, attention: dict[str, np.ndarray]) -> list[Row]:
+        """Rows of what was measured in this step, if it was due, and of what was found; the reporter is told."""
+        assert self.monitor is not None
+        assert self.watch is not None
+        if not self.monitor.is_due(self.done):
+            return []
+        row = self.monitor.row(self.done, attention)
+        found = self.watch.look(row)
+        for line in explain(found):
+            self.reporter.note(line)
+        return [row, *(finding.row for finding in found)]
 
     def _evaluate(self) -> None:
         size, count = self.config.batch_size, self.config.evaluation_batches

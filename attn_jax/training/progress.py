@@ -93,7 +93,13 @@ class Console:
 
     def note(self, text: str) -> None:
         """On a line of its own."""
-        self._print(("\n" if self._open else "") + text)
+        self.close()
+        self._print(text)
+
+    def close(self) -> None:
+        """Ends the line that would be rewritten, if there is one."""
+        if self._open:
+            self._print("")
         self._open = False
 
     @property

@@ -8,6 +8,7 @@ last finite state, the count names the step that failed, and runs beside it go o
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,39 +18,57 @@ import optax
 from flax import nnx
 
 from attn_jax.training import optimizers
+from attn_jax.training.monitor import AttentionMonitor
 from attn_jax.training.state import TrainState, key_for, wide
 from attn_jax.training.tasks import Batch, Task
-from attn_jax.typing import Array
+from attn_jax.typing import Array, ArrayLike, Int
 
-Metrics = dict[str, Array]
+Metrics = dict[str, Any]
 
 # Called as loss(model, batch, key=…), with the key of dropout, or with None in evaluation. Returns the loss, a scalar,
-# and other numbers to log. It is a part of the trace: a function made anew for each call compiles anew.
+# and other numbers to log. It is a part of the trace: a function made anew for each call compiles anew. Where there is
+# a monitor it is also given observe=…, hands that on to the model, and returns what comes back as "observed".
 Loss = Callable[..., tuple[Array, Mapping[str, Array]]]
 
 # What training measures itself.
-OWN = ("loss", "gradient_norm", "update_norm", "learning_rate")
+OWN = ("loss", "gradient_norm", "update_norm", "learning_rate", "attention")
 
 
-def train_step(state: TrainState, batch: Batch, *, loss: Loss) -> tuple[TrainState, Metrics]:
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    loss: Loss,
+    monitor: AttentionMonitor | None = None,
+    step: Int[ArrayLike, ""] | None = None,
+) -> tuple[TrainState, Metrics]:
     """One step of one run.
 
     Args:
         state: before it.
         batch: what `loss` takes.
         loss: called as `loss(model, batch, key=key)`; the key is that of the step's dropout.
+        monitor: also measures the attention of the model, a `Transformer`.
+        step: by which the monitor counts; None: that of the state. Under `vmap` over runs a number that they share
+            lets them skip what is not due.
 
     Returns:
         The state after it, or the same one if the loss, the gradient or the update is not finite; and the loss, what
         else the loss function measured, the norms of gradient (before clipping) and update, and the learning rate.
+        What the monitor measured is a mapping "attention"; NaN if the step could not be done.
 
     Raises:
         ValueError: if the loss is no scalar, or measures something under a name that is ours.
+        TypeError: if the model cannot be monitored, or the loss does not let it be.
     """
     key = jax.random.fold_in(key_for(state.key, "dropout"), state.step)
+    observe = None if monitor is None else monitor.observer(state.step if step is None else step)
 
     def objective(params: Any) -> tuple[Array, Metrics]:
-        return _measure(loss, nnx.merge(state.graphdef, params), batch, key)
+        model = nnx.merge(state.graphdef, params)
+        if monitor is not None:
+            monitor.check(model)
+        return _measure(loss, model, batch, key, observe)
 
     (value, measured), gradient = jax.value_and_grad(objective, has_aux=True)(state.params)
     gradient, params = jax.tree.map(wide, (gradient, state.params))
@@ -61,14 +80,23 @@ def train_step(state: TrainState, batch: Batch, *, loss: Loss) -> tuple[TrainSta
     norms = {"gradient_norm": optax.tree.norm(gradient), "update_norm": optax.tree.norm(update)}
     finite = jnp.isfinite(value) & jnp.isfinite(norms["gradient_norm"]) & jnp.isfinite(norms["update_norm"])
     before, after = (state.params, state.optimizer_state, state.step), (moved, optimizer_state, state.step + 1)
-    params, optimizer_state, step = jax.tree.map(functools.partial(jnp.where, finite), after, before)
-    state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state, step=step)
+    params, optimizer_state, count = jax.tree.map(functools.partial(jnp.where, finite), after, before)
+    state = dataclasses.replace(state, params=params, optimizer_state=optimizer_state, step=count)
+    if monitor is not None:
+        seen = {**measured.pop("observed"), **monitor.gradient_norms(gradient)}
+        measured["attention"] = {name: jnp.where(finite, x, monitor.unknown(name)) for name, x in seen.items()}
     return state, {"loss": value, **measured, **norms, "learning_rate": rate}
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count", "monitor"), donate_argnames="state")
 def train_steps(
-    state: TrainState, task: Task, *, loss: Loss, batch_size: int, count: int
+    state: TrainState,
+    task: Task,
+    *,
+    loss: Loss,
+    batch_size: int,
+    count: int,
+    monitor: AttentionMonitor | None = None,
 ) -> tuple[TrainState, Metrics]:
     """`count` steps of one run, or of all runs of the state, in one call.
 
@@ -78,14 +106,17 @@ def train_steps(
         The state after them, and the metrics of each step, `[count]` or `[runs, count]`.
     """
 
+    # Shared by all runs but those that diverged and stay behind, so that `vmap` leaves the monitor's `cond` one.
+    numbers = jnp.max(state.step) + jnp.arange(count)
+
     def run(state: TrainState) -> tuple[TrainState, Metrics]:
         data_key = key_for(state.key, "data")
 
-        def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
+        def step(state: TrainState, number: Array) -> tuple[TrainState, Metrics]:
             batch = task.batch(data_key, state.step, batch_size)
-            return train_step(state, batch, loss=loss)
+            return train_step(state, batch, loss=loss, monitor=monitor, step=number)
 
-        return jax.lax.scan(step, state, length=count)
+        return jax.lax.scan(step, state, numbers)
 
     return run(state) if state.runs is None else jax.vmap(run)(state)
 
@@ -115,9 +146,19 @@ def evaluate(state: TrainState, task: Task, *, loss: Loss, batch_size: int, coun
     return run(state) if state.runs is None else jax.vmap(run)(state)
 
 
-def _measure(loss: Loss, model: nnx.Module, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:
+def _measure(
+    loss: Loss, model: nnx.Module, batch: Batch, key: Array | None, observe: Callable[..., Any] | None = None
+) -> tuple[Array, Metrics]:
     """The loss, at least float32, and its metrics."""
-    value, measured = loss(model, batch, key=key)
+    if observe is None:
+        value, measured = loss(model, batch, key=key)
+    else:
+        parameters = inspect.signature(loss).parameters.values()
+        if not any(p.name == "observe" or p.kind is p.VAR_KEYWORD for p in parameters):
+            raise TypeError(f"with a monitor, loss must take observe= and hand it on to the model; {loss!r} does not")
+        value, measured = loss(model, batch, key=key, observe=observe)
+        if not isinstance(measured.get("observed"), Mapping):
+            raise TypeError('with a monitor, loss must return what its model observed as "observed"')
     if jnp.shape(value) != ():
         raise ValueError(f"loss must return one number and a mapping of metrics, got shape {jnp.shape(value)}")
     if taken := [name for name in OWN if name in measured]:

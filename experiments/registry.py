@@ -32,7 +32,8 @@ def entries() -> list[Entry]:
 
 def read_entry(name: str) -> Entry:
     """The entry of the experiment `name`, from the first line, `Claims:` and `Time:` of its docstring."""
-    source = (pathlib.Path(__file__).parent / f"{name}.py").read_text("utf-8")
+    path = pathlib.Path(__file__).parent / name
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
     lines = (ast.get_docstring(ast.parse(source)) or "").splitlines()
     field = {line.split(":", 1)[0]: line.split(":", 1)[1].strip() for line in lines if ":" in line}
     if not lines or "Time" not in field or "Claims" not in field:

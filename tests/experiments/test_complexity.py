@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import complexity, complexity_results, counting
+from experiments import complexity, counting
 from experiments.complexity import EXPERIMENT, ComplexityConfig
+from experiments.complexity import results as complexity_results
 from experiments.mechanisms import MECHANISMS, apply_layer, bare, make_layer
 
 CONFIG = EXPERIMENT.preset("smoke")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.saturation_config import SaturationConfig
+from experiments.softmax_saturation.config import SaturationConfig
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments import estimates, softmax_saturation
-from experiments.saturation_config import SATURATION
-from experiments.saturation_results import by_width, gaussian_end, onset
 from experiments.softmax_saturation import EXPERIMENT
+from experiments.softmax_saturation.config import SATURATION
+from experiments.softmax_saturation.results import by_width, gaussian_end, onset
 
 CONFIG = EXPERIMENT.preset("smoke")
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments import claims, estimates, figures
 from experiments.progress import Table, cells
-from experiments.saturation_config import SATURATION, SCALES, SaturationConfig
+from experiments.softmax_saturation.config import SATURATION, SCALES, SaturationConfig
 from experiments.verdicts import Outcome
 
 

@@ -12,11 +12,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from flax import nnx
 
-from attn_jax.training import LoopConfig, OptimizerConfig, init_states, token_loss, train
+from attn_jax.training import LoopConfig, OptimizerConfig, Trained, TrainState, init_states, token_loss, train
 from attn_jax.training.state import MakeModel
 from attn_jax.training.step import Loss
 from attn_jax.training.tasks import Batch, Task
@@ -78,38 +79,57 @@ class Budget:
         return float((self.rates[-1] / self.rates[0]) ** (1 / (len(self.rates) - 1)))
 
 
-def train_arm(arm: Arm, task: Task, budget: Budget) -> list[Row]:
+def train_arm(arm: Arm, task: Task, budget: Budget, *, begun: TrainState | None = None) -> list[Row]:
     """Trains an arm at every rate and beyond, and returns what evaluation measured.
+
+    Args:
+        arm: what is trained.
+        task: on what.
+        budget: how long, and at which rates.
+        begun: all seeds before the first step, `[seeds]`; None: as `begin` makes them.
 
     Returns:
         Rows of `arm`, `rate`, `seed`, `step`, `measure` and `value`; NaN once a run has diverged.
     """
-    found = {rate: _train(arm, task, budget, rate) for rate in budget.rates}
+    begun = begin(arm, budget) if begun is None else begun
+    found = {rate: _rows(arm, budget, rate, train_from(begun, arm, task, budget, rate)) for rate in budget.rates}
     for _ in range(EXTENSIONS if len(budget.rates) > 1 else 0):
         final = {rate: _mean_loss(rows, budget.steps) for rate, rows in found.items()}
         best = min(final, key=lambda rate: final[rate])
         if not np.isfinite(final[best]) or min(found) < best < max(found):
             break
         further = best * budget.factor if best == max(found) else best / budget.factor
-        found[further] = _train(arm, task, budget, further)
+        found[further] = _rows(arm, budget, further, train_from(begun, arm, task, budget, further))
     return [row for rate in sorted(found) for row in found[rate]]
 
 
-def _train(arm: Arm, task: Task, budget: Budget, rate: float) -> list[Row]:
-    """All seeds at one rate, in one compiled call per evaluation; every rate shares the compile."""
-    steps, every = budget.steps, budget.steps // budget.evaluations
+def begin(arm: Arm, budget: Budget) -> TrainState:
+    """All seeds of an arm before the first step, `[seeds]`; their learning rate is still to be set."""
+    steps = budget.steps
     optimizer = budget.optimizer or OptimizerConfig(schedule="cosine", warmup_steps=steps // 10, total_steps=steps)
     seeds = range(budget.seed, budget.seed + budget.seeds)
-    state = init_states(arm.make_model, optimizer, learning_rates=[rate], seeds=seeds)
+    return init_states(arm.make_model, optimizer, learning_rates=[1.0], seeds=seeds)
+
+
+def train_from(begun: TrainState, arm: Arm, task: Task, budget: Budget, rate: float) -> Trained:
+    """All seeds at one rate, in one compiled call per evaluation; every rate shares the compile."""
+    every = budget.steps // budget.evaluations
     loop = LoopConfig(
-        steps=steps,
+        steps=budget.steps,
         batch_size=budget.batch_size,
         steps_per_call=every,
         evaluate_every=every,
         evaluation_batches=budget.evaluation_batches,
-        checkpoint_every=steps,
+        checkpoint_every=budget.steps,
     )
-    trained = train(state, task, config=loop, loss=arm.loss)
+    state = dataclasses.replace(begun, learning_rate=jnp.full_like(begun.learning_rate, rate))
+    return train(state, task, config=loop, loss=arm.loss)
+
+
+def _rows(arm: Arm, budget: Budget, rate: float, trained: Trained) -> list[Row]:
+    """What evaluation measured of every seed."""
+    steps, every = budget.steps, budget.steps // budget.evaluations
+    seeds = range(budget.seed, budget.seed + budget.seeds)
     failed = {found.run: found.step for found in trained.diverged}
     measured = {row["step"]: row for row in trained.rows if row["kind"] == "evaluation"}
     names = [name for name in measured[0] if name not in ("step", "kind")]

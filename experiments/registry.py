@@ -7,9 +7,15 @@ import pathlib
 REPRODUCED = (
     "score_variance",
     "softmax_saturation",
+    "scale_rules",
+    "projections",
     "attention_rank",
+    "heads",
     "block_equivalence",
     "complexity",
+    "rank_collapse",
+    "instability",
+    "entropy_over_training",
     "diagnose",
 )
 EXPERIMENTS = ("walkthrough", *REPRODUCED)

@@ -51,7 +51,8 @@ for batch in ((), (2, 3)):
         diagnostics.stable_rank, diagnostics.sink_mass, diagnostics.mean_distance, diagnostics.rank_one_residual,
     ):
         call(measure, weights)
-    call(diagnostics.distance_ratio, weights, jnp.ones((5, 7), bool))
+    for measure in (diagnostics.distance_ratio, diagnostics.head_similarity):
+        call(measure, weights, jnp.ones((5, 7), bool))
     square = attn_jax.attention_weights(key, key)
     for measure in (diagnostics.diagonal_mass, diagnostics.previous_token_mass, diagnostics.score_asymmetry):
         call(measure, square)

@@ -20,6 +20,7 @@ from attn_jax.diagnostics.patterns import (
 )
 from attn_jax.diagnostics.ranks import effective_rank, numerical_rank, rank_one_residual, stable_rank
 from attn_jax.diagnostics.scale import NamedScale, effective_scale, name_scale
+from attn_jax.diagnostics.similarity import head_similarity
 from attn_jax.diagnostics.spectra import Ranks, logit_ranks, logit_spectrum
 from attn_jax.diagnostics.statistics import (
     ALL,
@@ -50,6 +51,7 @@ __all__ = [
     "entropy_from_logits",
     "entropy_lower_bound",
     "entropy_without",
+    "head_similarity",
     "logit_ranks",
     "logit_spectrum",
     "matrix_symmetry",

@@ -1,8 +1,10 @@
 """Arms of a comparison: paired seeds, a rate for each, and grids whose best rate is at the edge."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,7 @@ from flax import nnx
 
 from attn_jax.nn import Transformer, TransformerConfig
 from attn_jax.training import token_loss
-from experiments.arms import Arm, Best, Budget, Constrained, best_of, train_arm
+from experiments.arms import Arm, Best, Budget, Constrained, begin, best_of, train_arm
 from tests.training.toy import TASK, Bigrams
 
 BUDGET = Budget(steps=8, rates=(0.01, 0.1, 1.0), seeds=3, batch_size=3, evaluations=2, evaluation_batches=1)
@@ -44,6 +46,14 @@ def test_one_seed_begins_and_goes_on_alike_in_every_arm_and_rate():
     assert (begun == 1).all()
     pairs = rows.query("measure == 'loss'").groupby(["rate", "seed", "step"])["value"].nunique()
     assert (pairs == 1).all()
+
+
+def test_an_arm_goes_on_from_the_state_it_is_given():
+    arm, one = Arm("a", Bigrams), dataclasses.replace(BUDGET, rates=(0.1,))
+    begun = begin(arm, one)
+    assert train_arm(arm, TASK, one, begun=begun) == train_arm(arm, TASK, one)
+    other = dataclasses.replace(begun, params=jax.tree.map(lambda x: x + jnp.eye(5)[None], begun.params))
+    assert train_arm(arm, TASK, one, begun=other) != train_arm(arm, TASK, one)
 
 
 def test_another_seed_is_another_run():

@@ -11,7 +11,7 @@ from attn_jax.typing import Array
 from experiments.artifacts import Row
 from experiments.benchmarks.problems import largest_difference
 from experiments.benchmarks.sides import Contestant
-from experiments.benchmarks.timing import interleave
+from experiments.benchmarks.timing import LEAST_SECONDS, interleave
 
 PATTERN = "pattern"  # the side of what is true of a race as a whole
 PRODUCT, TORCH_PRODUCT = "matrix product", "matrix product (torch)"
@@ -26,7 +26,14 @@ class Entrant(NamedTuple):
     expected: list[np.ndarray] | None
 
 
-def race(entrants: Mapping[str, Entrant], *, rounds: int, torch: bool, tolerance: float = TOLERANCE) -> list[Row]:
+def race(
+    entrants: Mapping[str, Entrant],
+    *,
+    rounds: int,
+    torch: bool,
+    tolerance: float = TOLERANCE,
+    least_seconds: float = LEAST_SECONDS,
+) -> list[Row]:
     """Rows of one race, without what they have in common.
 
     A contestant that returns other numbers than it has to is not timed: its row says so, in `note`.
@@ -36,6 +43,7 @@ def race(entrants: Mapping[str, Entrant], *, rounds: int, torch: bool, tolerance
         rounds: readings of each.
         torch: whether PyTorch's matrix product is measured beside JAX's.
         tolerance: the largest difference, over the largest entry expected.
+        least_seconds: of a reading, also of the matrix product's.
     """
     rows, sides = [], {PRODUCT: _jax_product(), **({TORCH_PRODUCT: _torch_product()} if torch else {})}
     for name, (contestant, expected) in entrants.items():
@@ -49,7 +57,7 @@ def race(entrants: Mapping[str, Entrant], *, rounds: int, torch: bool, tolerance
         if contestant.memory is not None:
             rows.append({"side": name, "measure": "temporary_bytes", "value": contestant.memory})
         sides[name] = contestant.run
-    readings = interleave(sides, rounds=rounds)
+    readings = interleave(sides, rounds=rounds, least_seconds=least_seconds)
     return rows + [
         {"side": name, "round": number, "seconds": seconds}
         for name, found in readings.items()

@@ -7,7 +7,7 @@ A library that is not installed is named with its reason; nothing is left out in
 import dataclasses
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -67,7 +67,12 @@ def installed(package: str) -> bool:
 
 def versions(names: Sequence[str]) -> dict[str, str]:
     """The versions of the libraries behind these sides: timings depend on them."""
-    packages = {SIDES[name].package for name in names} - {"attn_jax"}
+    return package_versions(SIDES[name].package for name in names)
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of these libraries, or "absent"; ours is known by its source."""
+    packages = set(packages) - {"attn_jax"}
     return {name: metadata.version(name) if installed(name) else "absent" for name in sorted(packages)}
 
 

@@ -25,7 +25,11 @@ Statistic = Callable[[np.ndarray], np.ndarray]  # of medians `[..., sides]`, `[.
 
 
 def interleave(
-    sides: Mapping[Name, Callable[[], object]], *, rounds: int, clock: Callable[[], float] = time.perf_counter
+    sides: Mapping[Name, Callable[[], object]],
+    *,
+    rounds: int,
+    least_seconds: float = LEAST_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Name, list[float]]:
     """Seconds of a call of every side, one reading a round.
 
@@ -35,6 +39,7 @@ def interleave(
     Args:
         sides: what to run, by name.
         rounds: how often.
+        least_seconds: of a reading.
         clock: seconds, for tests.
     """
     if rounds < LEAST_ROUNDS:
@@ -42,7 +47,7 @@ def interleave(
     calls = {}
     for name, run in sides.items():
         once = _seconds(run, 1, clock)
-        calls[name] = min(max(math.ceil(LEAST_SECONDS / max(once, 1e-9)), 1), MOST_CALLS)
+        calls[name] = min(max(math.ceil(least_seconds / max(once, 1e-9)), 1), MOST_CALLS)
     names, readings, shuffle = list(sides), {name: [] for name in sides}, np.random.default_rng(0)
     for _ in range(rounds):
         for name in (names[i] for i in shuffle.permutation(len(names))):

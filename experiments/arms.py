@@ -199,9 +199,9 @@ class Constrained:
     constrain: Callable[[dict[str, Any]], None]
     loss: Loss = token_loss
 
-    def __call__(self, model: nnx.Module, batch: Batch, *, key: Array | None) -> tuple[Array, Any]:
-        """As every loss is called."""
+    def __call__(self, model: nnx.Module, batch: Batch, *, key: Array | None, **options: Any) -> tuple[Array, Any]:
+        """As every loss is called, with `observe=` too if there is a monitor."""
         graphdef, parameters = nnx.split(model)
         params = nnx.to_pure_dict(parameters)
         self.constrain(params)
-        return self.loss(nnx.merge(graphdef, params), batch, key=key)
+        return self.loss(nnx.merge(graphdef, params), batch, key=key, **options)

@@ -42,8 +42,15 @@ def refusing() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Prints a line at once. Raises BrokenPipeError if nobody reads, CommandError if it cannot be written."""
-    try:
+    with printing():
         print(text, flush=True)
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """What goes to standard output within the block meets a closed pipe or a full disk as `say` does."""
+    try:
+        yield
     except OSError as error:
         # What is still buffered would fail once more, with a traceback, when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

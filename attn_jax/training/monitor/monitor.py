@@ -82,8 +82,12 @@ class AttentionMonitor:
         Returns:
             A pytree, which may be passed through `jit`: called as `observe(query, key, value, **options)`, it returns
             the measures, `[N]` each.
+
+        Raises:
+            ValueError, TypeError: if the step is no integer.
         """
-        step = jnp.asarray(step)
+        step = checks.integer_array("step", step)
+        checks.rank("step", step, 0, "[]")
         rng = jax.random.fold_in(jax.random.key(SEED), step)
         due = None if self.every == 1 else step % self.every == 0
         return jax.tree_util.Partial(_observe, self, rng, due)
@@ -93,8 +97,15 @@ class AttentionMonitor:
 
         Args:
             gradient: of the parameters of a `Transformer`, nested by name.
+
+        Raises:
+            ValueError: if it is that of another model.
         """
-        layers, norms = gradient["layers"]["attention"], {}
+        try:
+            layers, norms = gradient["layers"]["attention"], {}
+        except (KeyError, TypeError) as error:
+            found = list(gradient) if isinstance(gradient, Mapping) else type(gradient).__name__
+            raise ValueError(f"gradient must be that of a Transformer's parameters by name, got {found}") from error
         for name in ("query", "key", "value"):
             if f"{name}_weight" in layers:
                 weight = wide(layers[f"{name}_weight"])

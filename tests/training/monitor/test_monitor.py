@@ -261,6 +261,20 @@ def test_a_wrong_argument_is_one_clear_error(arguments, error, message):
         AttentionMonitor(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MONITOR.observer(1.5), "step must have an integer dtype, got float32"),
+        (lambda: MONITOR.observer("1"), "step must be .*"),
+        (lambda: MONITOR.observer(np.arange(2)), r"step must have rank 0, \[\]; got shape \(2,\)"),
+        (lambda: MONITOR.gradient_norms({"table": np.ones(2)}), "gradient must be that of a Transformer's .*'table'.*"),
+    ],
+)
+def test_what_a_step_of_ones_own_gets_wrong_is_one_clear_error(call, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        call()
+
+
 def loss_that_cannot(model, batch, *, key):
     return token_loss(model, batch, key=key)
 

@@ -176,9 +176,10 @@ class TrainConfig(Config):
         """Who watches sequences of this length. Raises LimitsError if the file of limits cannot be used."""
         if not self.monitor:
             return None
-        rows = min(self.monitor_rows or length, length)
+        there = self.batch_size * length
+        rows = min(self.monitor_rows or there, there)
         limits = Limits.load(self.limits) if self.limits else Limits()
-        return AttentionMonitor(every=self.monitor_every, rows=None if rows == length else rows, limits=limits)
+        return AttentionMonitor(every=self.monitor_every, rows=None if rows == there else rows, limits=limits)
 
     def loop_config(self, held_out: int | None) -> LoopConfig:
         """How long, and how often what, where so many sequences are held out (None: any number)."""

@@ -100,7 +100,8 @@ def test_flags_reach_what_they_name():
     assert (optimizer.clip_norm, optimizer.warmup_steps, optimizer.total_steps) == (None, 10, None)
     assert TrainConfig(positions="learned").transformer(vocabulary_size=7, length=9).max_length == 9
     assert TrainConfig(monitor_rows=0).attention_monitor(64).rows is None
-    assert TrainConfig().attention_monitor(16).rows is None  # as many as there are
+    assert TrainConfig().attention_monitor(64).rows == 64  # of the 16 · 64 of a batch
+    assert TrainConfig(batch_size=2).attention_monitor(16).rows is None  # as many as there are
     assert TrainConfig(monitor_every=3).attention_monitor(128) == train_config.AttentionMonitor(every=3, rows=64)
     assert TrainConfig(monitor=False).attention_monitor(64) is None
     assert TrainConfig(batch_size=16, evaluation_batches=8).loop_config(40).evaluation_batches == 2

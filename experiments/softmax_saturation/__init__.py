@@ -2,7 +2,7 @@
 
 Claims: S4, S5, S5b, S7 (the initialisation half).
 Command: python -m experiments.softmax_saturation --preset=quick --out=results/softmax_saturation
-Time: smoke 10 s, quick 22 s, full 3 min on two cores.
+Time: smoke 10 s, quick 40 s, full 3 min on two cores.
 
 The largest weight and the entropy against the width d_k and the number of keys n, scaled by 1/√d_k and not; the range
 of H ≈ ln n − v/2; the gradient at the logits, at q and at the projections; the whole Jacobian; two other readings of d.

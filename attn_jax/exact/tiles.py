@@ -20,10 +20,12 @@ from attn_jax.typing import Array, Int
 
 # Measured on CPU (`experiments/benchmarks/attention.py`). A step must be worth waking the other cores, and fit the
 # caches: sizes of a tile, and logits of a step. Where a mask cuts tiles small ones touch less of what it hides, but
-# each visit costs as much as so many logits.
+# each visit costs as much as so many logits, and a product below so many logits stays on one core, where a logit costs
+# half as much again.
 PLAIN, MASKED = ((2048, 1024),), ((512, 512), (256, 256), (128, 128))
 PLAIN_ENTRIES, MASKED_ENTRIES = 2**21, 2**20
 VISIT = 2**16
+ONE_CORE = 2**17
 _LOOK_AT = 2**20  # a mask of so many entries is looked at when the program is traced
 
 
@@ -93,9 +95,11 @@ def _cost(square: Square, blocks: Blocks, num_kv_heads: int, mask: masks.Mask | 
     if not isinstance(some, np.ndarray):
         return None
     visits = np.broadcast_to(some, np.broadcast_shapes(some.shape, (1,) * (some.ndim - 2) + grid.counts)).sum()
-    heads = square.shape[-3] * blocks.kv_heads // max(num_kv_heads, 1)
+    groups = square.shape[-3] // max(num_kv_heads, 1)
+    product = groups * blocks.queries * blocks.keys  # the logits of one key/value head
     steps = math.prod(chunk_counts(square, blocks, num_kv_heads))
-    return float(visits) * steps * (VISIT + blocks.items * heads * blocks.queries * blocks.keys)
+    logits = blocks.items * blocks.kv_heads * product * (1.5 if product < ONE_CORE else 1.0)
+    return float(visits) * steps * (VISIT + logits)
 
 
 def _divisor(length: int, most: int) -> int:

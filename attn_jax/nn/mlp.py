@@ -92,8 +92,11 @@ class MLP(nnx.Module):
         if self.gate_weight is None:
             inner = activation(self._linear(x, self.up_weight, self.up_bias))
         else:
-            inner = activation(self._linear(x, self.gate_weight, self.gate_bias))
-            inner = inner * self._linear(x, self.up_weight, self.up_bias)
+            gate, up = (
+                self._linear(x, *pair) for pair in ((self.gate_weight, self.gate_bias), (self.up_weight, self.up_bias))
+            )
+            # Redone in the backward pass, which keeps two arrays of the inner width instead of five.
+            inner = jax.checkpoint(lambda gate, up: activation(gate) * up, prevent_cse=False)(gate, up)
         return self._linear(inner, self.down_weight, self.down_bias).reshape(shape)
 
     def _linear(self, x: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax.Array:

@@ -7,15 +7,19 @@ Statistics are at least float32. The variance is that of the centred values: E[x
 mean is large. The norm of queries and keys over the head width is `attn_jax.scaling.rms_norm` and `l2_norm`.
 """
 
+import functools
+
+import jax
 from flax import nnx
 from flax.nnx import LayerNorm, RMSNorm
 from jax.typing import DTypeLike
 
 from attn_jax import checks
+from attn_jax.typing import Float
 
 NORMS = ("rms", "layer")
 
-__all__ = ["NORMS", "LayerNorm", "RMSNorm", "make_norm"]
+__all__ = ["NORMS", "LayerNorm", "RMSNorm", "make_norm", "normalize"]
 
 
 def make_norm(
@@ -46,3 +50,9 @@ def make_norm(
     if kind == "rms":
         return RMSNorm(width, epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
     return LayerNorm(width, epsilon=epsilon, dtype=dtype, param_dtype=param_dtype, use_fast_variance=False, rngs=rngs)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def normalize(norm: RMSNorm | LayerNorm, x: Float[jax.Array, "*b t d"]) -> Float[jax.Array, "*b t d"]:
+    """`norm(x)`, redone in the backward pass: what it would keep is as large as `x`, which is kept anyway."""
+    return norm(x)

@@ -10,7 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from attn_jax import biases, diagnostics, masks, positions, scaling
-from attn_jax.exact import Blockwise, Choice, attention_weights, choose_implementation, dot_product_attention
+from attn_jax.exact import (
+    Blockwise,
+    Choice,
+    KVCache,
+    attention_weights,
+    cached_attention,
+    choose_implementation,
+    dot_product_attention,
+    empty_cache,
+)
 from attn_jax.projections import merge_heads, project_out, project_qkv, split_heads
 
 if TYPE_CHECKING:
@@ -21,11 +30,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Blockwise",
     "Choice",
+    "KVCache",
     "attention_weights",
     "biases",
+    "cached_attention",
     "choose_implementation",
     "diagnostics",
     "dot_product_attention",
+    "empty_cache",
     "masks",
     "merge_heads",
     "models",

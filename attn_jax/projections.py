@@ -201,7 +201,8 @@ def project_out(
         raise ValueError(
             f"weight must have shape [N, V, D] with N, V = {x.shape[-2:]} as in x {x.shape}, got {weight.shape}"
         )
-    return _linear("...tnv,nvd->...td", x, weight, bias, "bias", "[D]", precision)
+    x, weight = merge_heads(x), weight.reshape(-1, weight.shape[-1])
+    return _linear(x, weight, (weight.shape[-1],), bias, "bias", "[D]", precision)
 
 
 def _project(
@@ -222,22 +223,24 @@ def _project(
             f"{weight_name} must have shape [D, heads, width] with D = {x.shape[-1]} as in {x_name} {x.shape}, "
             f"got {weight.shape}"
         )
-    return _linear("...td,dnh->...tnh", x, weight, bias, bias_name, "[heads, width]", precision)
+    flat, heads = weight.reshape(weight.shape[0], -1), weight.shape[1:]
+    return _linear(x, flat, heads, bias, bias_name, "[heads, width]", precision)
 
 
 def _linear(
-    equation: str,
     x: Array,
     weight: Array,
+    shape: tuple[int, ...],
     bias: ArrayLike | None,
     bias_name: str,
     bias_axes: str,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """The einsum plus the bias, summed in float32 or better and rounded once."""
+    """`x weight` `[*B, T, *shape]`, plus the bias; summed in float32 or better and rounded once."""
     dtype = jnp.result_type(x, weight)
     wide = jnp.promote_types(dtype, jnp.float32)
-    y = jnp.einsum(equation, x, weight, precision=precision, preferred_element_type=wide)
+    y = jnp.einsum("...td,do->...to", x, weight, precision=precision, preferred_element_type=wide)
+    y = y.reshape(x.shape[:-1] + shape)
     if bias is not None:
         bias = checks.floating_array(bias_name, bias)
         bias_rank = len(bias_axes.split(","))

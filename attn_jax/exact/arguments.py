@@ -119,7 +119,7 @@ def prepare(
     shape = (*batch, num_heads, query_length, arrays["key"].shape[-3])
     rows = None if rows is None else _rows(rows, query_length)
     square, empty_slots = _square(shape, query_offset, query_positions, key_positions, rows)
-    window = _window(local_window_size)
+    window = window_pair(local_window_size)
     terms = [
         None if mask is None else masks.as_mask("mask", mask),
         masks.Causal() if checks.boolean("is_causal", is_causal) else None,
@@ -270,7 +270,8 @@ def _explicit_positions(name: str, x: ArrayLike, batch: tuple[int, ...], length:
     return positions
 
 
-def _window(window: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def window_pair(window: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """`local_window_size` as (left, right), or None."""
     if window is None:
         return None
     if isinstance(window, (tuple, list)):

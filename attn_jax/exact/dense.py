@@ -72,11 +72,11 @@ def compute_logits(problem: Problem) -> Logits:
         finite = ~jnp.isneginf(bias)
         visible = finite if visible is None else visible & finite
 
-    query, key = problem.query.astype(dtype), problem.key.astype(dtype)
+    query, key = _heads_first(problem.query).astype(dtype), _heads_first(problem.key).astype(dtype)
     if visible is not None:
-        query = jnp.where(_seeing_queries(visible), query, 0)
+        query = jnp.where(visible.any(axis=-1, keepdims=True), query, 0)  # queries that see a key
         key = jnp.where(_seen_keys(visible, problem.num_kv_heads), key, 0)
-    logits = _match(query * _per_head(problem.scale, query), key, problem.precision)
+    logits = _product("...rh,...sh->...rs", query * _per_head(problem.scale, query), key, problem.precision)
     if bias is not None:
         logits = logits + bias
     if visible is not None:  # before the cap, so that what stands behind the mask has no gradient through it
@@ -112,26 +112,33 @@ def share(problem: Problem, exponentials: Exponentials) -> Shares:
 def fetch(problem: Problem, logits: Logits, exponentials: Exponentials, shares: Shares) -> Float[Array, "*b t n v"]:
     """Fetch: the values by their weights, after dropout, in the query's dtype."""
     assert problem.value is not None
-    value, numerators = problem.value.astype(problem.accumulation_dtype), exponentials.values
+    value, numerators = _heads_first(problem.value).astype(problem.accumulation_dtype), exponentials.values
     if logits.visible is not None:
         value = jnp.where(_seen_keys(logits.visible, problem.num_kv_heads), value, 0)
     if problem.dropout is not None:
         numerators = apply_dropout(problem.dropout, numerators, problem.tile)
-    *batch, num_heads, query_length, key_length = numerators.shape
-    grouped = numerators.reshape(*batch, *_groups(num_heads, problem.num_kv_heads), query_length, key_length)
-    sums = jnp.einsum("...kgts,...skv->...tkgv", grouped, value, precision=problem.precision)
-    sums = sums.reshape(*batch, query_length, num_heads, value.shape[-1])
+    sums = _product("...rs,...sv->...rv", numerators, value, problem.precision)
     # Divided last, [T, V] instead of [T, S]: equal weights over ones then give exactly 1.
-    output = sums / jnp.swapaxes(exponentials.total, -2, -3) * jnp.swapaxes(shares.keys, -2, -3)
-    return output.astype(problem.query.dtype)
+    output = sums / exponentials.total * shares.keys
+    return _heads_first(output).astype(problem.query.dtype)
 
 
-def _match(query: Array, key: Array, precision: jax.lax.PrecisionLike) -> Float[Array, "*b n t s"]:
-    """q·k of every query head n with the key head n // G, without repeating keys."""
-    *batch, query_length, num_heads, width = query.shape
-    grouped = query.reshape(*batch, query_length, *_groups(num_heads, key.shape[-2]), width)
-    products = jnp.einsum("...tkgh,...skh->...kgts", grouped, key, precision=precision)
-    return products.reshape(*batch, num_heads, query_length, key.shape[-3])
+def _heads_first(x: Array) -> Array:
+    """`[*B, T, N, H]` as `[*B, N, T, H]`, or back."""
+    return jnp.swapaxes(x, -2, -3)
+
+
+def _product(equation: str, rows: Array, matrices: Array, precision: jax.lax.PrecisionLike) -> Array:
+    """A product of the rows `[*B, N, T, _]` of head n with the matrix `[*B, K, S, _]` of head n // G, not repeated.
+
+    Written as one matrix product per key/value head, heads first: XLA takes it without turning operands around.
+    """
+    *batch, num_heads, length, width = rows.shape
+    num_kv_heads, group = _groups(num_heads, matrices.shape[-3])
+    products = jnp.einsum(
+        equation, rows.reshape(*batch, num_kv_heads, group * length, width), matrices, precision=precision
+    )
+    return products.reshape(*batch, num_heads, length, products.shape[-1])
 
 
 def _groups(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
@@ -141,17 +148,12 @@ def _groups(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
 
 def _per_head(scale: float | Array, query: Array) -> Array:
     scale = jnp.asarray(scale, query.dtype)
-    return scale if scale.ndim == 0 else scale.reshape((1,) * (query.ndim - 2) + (-1, 1))
+    return scale if scale.ndim == 0 else scale.reshape((1,) * (query.ndim - 3) + (-1, 1, 1))
 
 
-def _seeing_queries(visible: Bool[Array, "*#b #n #t #s"]) -> Bool[Array, "*#b #t #n 1"]:
-    """Queries that see at least one key."""
-    return jnp.swapaxes(visible.any(axis=-1), -1, -2)[..., None]
-
-
-def _seen_keys(visible: Bool[Array, "*#b #n #t #s"], num_kv_heads: int) -> Bool[Array, "*#b #s #k 1"]:
+def _seen_keys(visible: Bool[Array, "*#b #n #t #s"], num_kv_heads: int) -> Bool[Array, "*#b #k #s 1"]:
     """Keys that at least one query of their group sees."""
     seen = visible.any(axis=-2)
     if seen.shape[-2] != 1:
         seen = seen.reshape(*seen.shape[:-2], *_groups(seen.shape[-2], num_kv_heads), seen.shape[-1]).any(axis=-2)
-    return jnp.swapaxes(seen, -1, -2)[..., None]
+    return seen[..., None]

@@ -6,11 +6,13 @@ from attn_jax.nn.config import TransformerConfig
 from attn_jax.nn.flax_adapter import as_attention_fn
 from attn_jax.nn.mlp import MLP
 from attn_jax.nn.norms import LayerNorm, RMSNorm
+from attn_jax.nn.options import LayerOptions
 from attn_jax.nn.transformer import Transformer
 
 __all__ = [
     "MLP",
     "LayerNorm",
+    "LayerOptions",
     "MultiHeadAttention",
     "RMSNorm",
     "Transformer",

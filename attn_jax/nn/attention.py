@@ -13,6 +13,7 @@ from attn_jax import biases, checks, masks, scaling
 from attn_jax import positions as position
 from attn_jax.diagnostics.statistics import DEFAULT, attention_with_statistics
 from attn_jax.exact.attention import dot_product_attention
+from attn_jax.exact.cache import KVCache, cached_attention
 from attn_jax.nn import padding, parameters
 from attn_jax.nn.options import AttentionConfig, fill_sizes
 from attn_jax.nn.parameters import Initializer
@@ -219,36 +220,22 @@ class MultiHeadAttention(nnx.Module):
         query, key, value = self.project(
             padding.without_padding(x, query_seq_lengths), padding.without_padding(context, key_value_seq_lengths)
         )
-        if config.positions == "rotary":
-            rotate = functools.partial(
-                position.apply_rotary,
-                base=config.rotary_base,
-                scaling=config.rotary_scaling,
-                length=max(context.shape[-2], 1),  # an empty context has nothing to turn
-                interleaved=config.rotary_interleaved,
-            )
-            query = rotate(query, jnp.arange(x.shape[-2]) if positions is None else positions)
-            key = rotate(key, jnp.arange(context.shape[-2]) if context_positions is None else context_positions)
+        length = max(context.shape[-2], 1)  # an empty context has nothing to turn
+        query, key = self._rotate(query, positions, length), self._rotate(key, context_positions, length)
         if self.log_temperature is not None:
             query = scaling.temperature(query, self.log_temperature[...])
 
-        own_bias = self._position_bias()
-        options = {
-            "bias": bias if own_bias is None else own_bias if bias is None else own_bias + bias,
+        options = self._options(query.dtype)
+        if bias is not None:
+            options["bias"] = options["bias"] + bias if "bias" in options else bias
+        given = {
             "mask": mask,
-            "scale": None if config.scale == scaling.scale_factor("inverse_sqrt", sizes.head_width) else config.scale,
-            "is_causal": config.is_causal or None,
-            "local_window_size": config.local_window_size,
-            "logits_soft_cap": config.logits_soft_cap,
-            "sinks": None if self.sinks is None else self.sinks[...].astype(query.dtype),
             "query_positions": positions,
             "key_positions": context_positions,
             "query_seq_lengths": query_seq_lengths,
             "key_value_seq_lengths": key_value_seq_lengths,
-            "precision": self.precision,
         }
-        # Only what is in use is handed on: a function that lacks an option fails only where the option matters.
-        options = {name: option for name, option in options.items() if option is not None}
+        options |= {name: option for name, option in given.items() if option is not None}
         dropout = self._dropout(deterministic, dropout_rng)
         extras = ()
         names = statistics_names(return_statistics)
@@ -260,9 +247,50 @@ class MultiHeadAttention(nnx.Module):
             output = config.attention_fn(query, key, value, **options, **dropout)
         if observe is not None:
             extras += (observe(query, key, value, **options),)
-        output, weight, offset = parameters.values(output, self.output_weight, self.output_bias, dtype=self.dtype)
-        output = project_out(output, weight, offset, precision=self.precision)
+        output = self._merge(output)
         return (output, *extras) if extras else output
+
+    def extend(
+        self, x: Float[ArrayLike, "*b t d"], cache: KVCache, *, lengths: Int[ArrayLike, "*b"] | None = None
+    ) -> tuple[Float[jax.Array, "*b t d"], tuple[Float[jax.Array, "*b t k h"], Float[jax.Array, "*b t k v"]]]:
+        """Attention of `x` that continues a cached sequence: to what is cached and to itself, for `is_causal`.
+
+        The cache is read and not written; `cache.append(key, value, lengths)` of the new keys and values does that.
+        There is no dropout.
+
+        Args:
+            x: `[*B, T, D]`, at the positions that follow the cached ones.
+            cache: the keys, already rotated, and values of the tokens before.
+            lengths: int `[*B]`, rows of `x` that count; None: all.
+
+        Returns:
+            `(output [*B, T, D], (key [*B, T, K, H], value [*B, T, K, V]))`.
+
+        Raises:
+            ValueError, TypeError: on an argument of a wrong shape, dtype or value; on a module that is not causal; on
+                `DynamicNTK` with a rolling cache. With a full one all keys have the frequencies of its capacity.
+        """
+        config = self.config
+        x = checks.floating_array("x", x)
+        checks.minimum_rank("x", x, 2, "[*B, T, D]")
+        parameters.check_width("x", x, config.sizes.model_width)
+        if not config.is_causal:
+            raise ValueError("extend needs is_causal=True: tokens that are cached have not seen those that follow")
+        if isinstance(config.rotary_scaling, position.DynamicNTK) and cache.window is not None:
+            raise ValueError(
+                "cache must not roll with a rotary_scaling of DynamicNTK, which turns keys by its capacity"
+            )
+        if lengths is not None:
+            lengths = padding.check_lengths("lengths", lengths, x.shape[:-2], x.shape[-2], None)
+        x = padding.without_padding(x, lengths)
+        query, key, value = self.project(x, x)
+        positions = cache.lengths[..., None] + jnp.arange(x.shape[-2]).reshape((1,) * (x.ndim - 2) + (-1,))
+        query, key = (self._rotate(y, positions, cache.capacity) for y in (query, key))
+        if self.log_temperature is not None:
+            query = scaling.temperature(query, self.log_temperature[...])
+        options = self._options(query.dtype)
+        output = cached_attention(query, key, value, cache, counts=lengths, attention_fn=config.attention_fn, **options)
+        return self._merge(output), (key, value)
 
     def project(
         self, x: Float[jax.Array, "*b t d"], context: Float[jax.Array, "*b s c"]
@@ -284,6 +312,46 @@ class MultiHeadAttention(nnx.Module):
             query = scaling.rms_norm(query, self.query_norm_weight[...], epsilon=epsilon)
             key = scaling.rms_norm(key, key_norm_weight[...], epsilon=epsilon)
         return query, key, value
+
+    def _rotate(
+        self, x: Float[jax.Array, "*b t n h"], positions: Int[ArrayLike, "*#b t"] | None, length: int
+    ) -> Float[jax.Array, "*b t n h"]:
+        """`x` turned by its positions, 0..T-1 if None; itself without rotary positions."""
+        config = self.config
+        if config.positions != "rotary":
+            return x
+        return position.apply_rotary(
+            x,
+            jnp.arange(x.shape[-3]) if positions is None else positions,
+            base=config.rotary_base,
+            scaling=config.rotary_scaling,
+            length=length,
+            interleaved=config.rotary_interleaved,
+        )
+
+    def _options(self, dtype: DTypeLike) -> dict[str, Any]:
+        """What the module itself asks of `attention_fn`: only what is in use.
+
+        So a function that lacks an option fails only where the option matters.
+        """
+        config = self.config
+        options = {
+            "bias": self._position_bias(),
+            "scale": None
+            if config.scale == scaling.scale_factor("inverse_sqrt", config.sizes.head_width)
+            else config.scale,
+            "is_causal": config.is_causal or None,
+            "local_window_size": config.local_window_size,
+            "logits_soft_cap": config.logits_soft_cap,
+            "sinks": None if self.sinks is None else self.sinks[...].astype(dtype),
+            "precision": self.precision,
+        }
+        return {name: option for name, option in options.items() if option is not None}
+
+    def _merge(self, output: Float[jax.Array, "*b t n v"]) -> Float[jax.Array, "*b t d"]:
+        """The output projection."""
+        output, weight, offset = parameters.values(output, self.output_weight, self.output_bias, dtype=self.dtype)
+        return project_out(output, weight, offset, precision=self.precision)
 
     def _position_bias(self) -> biases.Bias | None:
         config = self.config

@@ -1,5 +1,7 @@
 """One transformer block: attention, then the MLP, each with its residual path and its norm."""
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -7,13 +9,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax import checks
+from attn_jax.exact.cache import KVCache
 from attn_jax.nn import parameters
 from attn_jax.nn.attention import MultiHeadAttention
 from attn_jax.nn.config import TransformerConfig
 from attn_jax.nn.mlp import MLP
-from attn_jax.nn.norms import make_norm
+from attn_jax.nn.norms import make_norm, normalize
 from attn_jax.nn.parameters import Initializer
-from attn_jax.typing import ArrayLike, Float
+from attn_jax.typing import ArrayLike, Float, Int
 
 
 class TransformerBlock(nnx.Module):
@@ -21,8 +24,11 @@ class TransformerBlock(nnx.Module):
 
         pre:   x = x + attention(attention_norm(x));  x = x + mlp(mlp_norm(x))
         post:  x = attention_norm(x + attention(x));  x = mlp_norm(x + mlp(x))
+        both:  x = x + attention_output_norm(attention(attention_norm(x)));
+               x = x + mlp_output_norm(mlp(mlp_norm(x)))
 
-    Sub-modules: `attention_norm`, `attention` (`MultiHeadAttention`), `mlp_norm`, `mlp` (`MLP`).
+    Sub-modules: `attention_norm`, `attention` (`MultiHeadAttention`), `mlp_norm`, `mlp` (`MLP`), and with both the two
+    output norms, else None.
 
     Args:
         config: the sizes and choices.
@@ -41,7 +47,9 @@ class TransformerBlock(nnx.Module):
         self.dropout_rate = config.dropout_rate
         dtypes = {"dtype": config.dtype, "param_dtype": config.param_dtype}
         norm = {"epsilon": config.norm_epsilon, "rngs": rngs, **dtypes}
+        both = config.norm_position == "both"
         self.attention_norm = make_norm(config.norm, config.model_width, **norm)
+        self.attention_output_norm = make_norm(config.norm, config.model_width, **norm) if both else None
         self.attention = MultiHeadAttention(
             config.model_width,
             config.num_heads,
@@ -52,15 +60,16 @@ class TransformerBlock(nnx.Module):
             kernel_init=kernel_init,
             rngs=rngs,
             **dtypes,
-            **config.attention_options(),
+            **config.layer_attention[0].options(),
         )
         self.mlp_norm = make_norm(config.norm, config.model_width, **norm)
+        self.mlp_output_norm = make_norm(config.norm, config.model_width, **norm) if both else None
         self.mlp = MLP(
             config.model_width,
             config.mlp_width,
             kind=config.mlp,
             activation=config.activation,
-            use_bias=config.use_bias,
+            use_bias=config.use_bias in (True, "mlp"),
             precision=config.precision,
             kernel_init=kernel_init,
             rngs=rngs,
@@ -87,19 +96,38 @@ class TransformerBlock(nnx.Module):
             The output, or a tuple `(output, statistics, observed)` of it and what was asked for.
         """
         dropping = not checks.boolean("deterministic", deterministic) and self.dropout_rate > 0
-        keys = split_dropout_key(dropout_rng, self.dropout_rate) if dropping else (None, None, None)
-        pre = self.norm_position == "pre"
-        attended = self.attention(
-            self.attention_norm(x) if pre else x, deterministic=deterministic, dropout_rng=keys[0], **options
-        )
-        attended, *extras = attended if isinstance(attended, tuple) else (attended,)
-        x = x + drop(attended, self.dropout_rate, keys[1])
-        if not pre:
-            x = self.attention_norm(x)
-        x = x + drop(self.mlp(self.mlp_norm(x) if pre else x), self.dropout_rate, keys[2])
-        if not pre:
-            x = self.mlp_norm(x)
+        keys = (*split_dropout_key(dropout_rng, self.dropout_rate),) if dropping else (None, None, None)
+        attend = functools.partial(self.attention, deterministic=deterministic, dropout_rng=keys[0], **options)
+        x, extras = self._branches(checks.floating_array("x", x), attend, keys[1:])
         return (x, *extras) if extras else x
+
+    def extend(
+        self, x: Float[ArrayLike, "*b t d"], cache: KVCache, *, lengths: Int[ArrayLike, "*b"] | None = None
+    ) -> tuple[Float[jax.Array, "*b t d"], tuple[jax.Array, jax.Array]]:
+        """The block of `x` that continues a cached sequence, and its keys and values: `MultiHeadAttention.extend`."""
+        attend = functools.partial(self.attention.extend, cache=cache, lengths=lengths)
+        x, (new,) = self._branches(checks.floating_array("x", x), attend)
+        return x, new
+
+    def _branches(
+        self, x: jax.Array, attend: Callable[[jax.Array], Any], keys: Sequence[jax.Array | None] = (None, None)
+    ) -> tuple[jax.Array, list[Any]]:
+        """Both branches with their residual paths and norms, and what attention returns besides its output."""
+        before, after = self.norm_position != "post", self.norm_position == "post"
+        attended = attend(normalize(self.attention_norm, x) if before else x)
+        attended, *extras = attended if isinstance(attended, tuple) else (attended,)
+        if self.attention_output_norm is not None:
+            attended = normalize(self.attention_output_norm, attended)
+        x = x + drop(attended, self.dropout_rate, keys[0])
+        if after:
+            x = normalize(self.attention_norm, x)
+        added = self.mlp(normalize(self.mlp_norm, x) if before else x)
+        if self.mlp_output_norm is not None:
+            added = normalize(self.mlp_output_norm, added)
+        x = x + drop(added, self.dropout_rate, keys[1])
+        if after:
+            x = normalize(self.mlp_norm, x)
+        return x, extras
 
 
 def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

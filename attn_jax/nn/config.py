@@ -1,6 +1,7 @@
 """What a `Transformer` is made of: one frozen, hashable record that is checked when it is built."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,10 @@ from attn_jax import checks
 from attn_jax.exact.attention import dot_product_attention
 from attn_jax.nn.mlp import ACTIVATIONS
 from attn_jax.nn.norms import NORMS
-from attn_jax.nn.options import AttentionConfig, fill_sizes
+from attn_jax.nn.options import AttentionConfig, LayerOptions, fill_sizes
 from attn_jax.nn.parameters import floating_name
 
+_LAYER_FIELDS = {field.name for field in dataclasses.fields(LayerOptions)}
 POSITIONS = ("rotary", "sinusoidal", "learned", "alibi", "relative", None)
 
 
@@ -18,8 +20,8 @@ POSITIONS = ("rotary", "sinusoidal", "learned", "alibi", "relative", None)
 class TransformerConfig:
     """The sizes and choices of a `Transformer`. Equal configurations are equal values and share a trace.
 
-    The defaults are the Llama family's. An encoder of the BERT family is `causal=False, head=None,
-    norm="layer", norm_position="post", mlp="plain", activation="gelu", use_bias=True, positions="learned"`.
+    The defaults are the Llama family's. An encoder of the BERT family is `causal=False, head=None, norm="layer",
+    norm_position="post", embedding_norm=True, mlp="plain", activation="gelu", use_bias=True, positions="learned"`.
 
     Attributes:
         vocabulary_size: number of token ids.
@@ -31,20 +33,27 @@ class TransformerConfig:
         mlp: "gated" (`down(act(gate x) * up x)`) or "plain" (`down(act(up x))`).
         activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
         norm: "rms" or "layer".
-        norm_position: "pre" (`x + f(norm x)`, and a norm before the head) or "post" (`norm(x + f x)`).
+        norm_position: "pre" (`x + f(norm x)`, and a norm before the head), "post" (`norm(x + f x)`) or "both"
+            (`x + norm(f(norm x))`, and a norm before the head).
         norm_epsilon: added to the mean square or variance.
-        use_bias: whether projections and MLP have biases.
+        embedding_norm: whether the sum of embeddings and positions is normalised before the first layer.
+        use_bias: whether projections and MLP have biases: True, False, or "attention" or "mlp", which alone has them.
         causal: True for a decoder, False for an encoder.
         head: "tied" (the embedding, transposed), "untied", or None: hidden states come out.
         positions: "rotary" on queries and keys; "sinusoidal" or "learned", added to the embeddings; "alibi" or
             "relative" (T5 buckets, learned in every layer) added to the logits; or None.
         rotary_base, rotary_interleaved, rotary_scaling: as in `attn_jax.positions.apply_rotary`.
         max_length: rows of the learned position table.
+        num_token_types: rows of the learned table of token types (segments), which is added to the embeddings; None:
+            there is none.
         relative_buckets, relative_max_distance: as in `attn_jax.biases.RelativeBuckets`.
         scale_embedding: whether embeddings are multiplied by √D (Vaswani et al. 2017, section 3.4).
         scale_rule: a rule of `attn_jax.scaling.scale_factor`, or a number.
         learned_temperature, tie_query_key, qk_norm, local_window_size, logits_soft_cap, use_sinks: as in
             `MultiHeadAttention`.
+        layer_pattern: `LayerOptions` of the first layers, repeated over the rest: layers that differ in window or
+            rotary positions. What they say, the configuration itself leaves at its default. None: all layers are
+            alike.
         dropout_rate: on the attention weights, on the sum of embeddings and positions, and on what each branch adds.
         attention_fn: any function with the keywords of `attn_jax.dot_product_attention`.
         dtype: of the computation, by name; None: that of the parameters.
@@ -69,7 +78,8 @@ class TransformerConfig:
     norm: str = "rms"
     norm_position: str = "pre"
     norm_epsilon: float = 1e-6
-    use_bias: bool = False
+    embedding_norm: bool = False
+    use_bias: bool | str = False
     causal: bool = True
     head: str | None = "tied"
     positions: str | None = "rotary"
@@ -77,6 +87,7 @@ class TransformerConfig:
     rotary_interleaved: bool = False
     rotary_scaling: Any = None
     max_length: int | None = None
+    num_token_types: int | None = None
     relative_buckets: int = 32
     relative_max_distance: int = 128
     scale_embedding: bool = False
@@ -85,6 +96,7 @@ class TransformerConfig:
     tie_query_key: bool = False
     qk_norm: str | None = None
     local_window_size: int | tuple[int, int] | None = None
+    layer_pattern: tuple[LayerOptions, ...] | None = None
     logits_soft_cap: float | None = None
     use_sinks: bool = False
     dropout_rate: float = 0.0
@@ -102,37 +114,70 @@ class TransformerConfig:
         width = 4 * self.model_width if self.mlp_width is None else self.mlp_width
         self._set("mlp_width", checks.positive_int("mlp_width", width))
         self._check_choices()
-        attention = AttentionConfig(sizes=sizes, **self.attention_options())
-        for name in self.attention_options().keys() & {field.name for field in dataclasses.fields(self)}:
-            if name != "positions":
-                self._set(name, getattr(attention, name))
+        own = {field.name for field in dataclasses.fields(AttentionConfig)} & {f.name for f in dataclasses.fields(self)}
+        if self.layer_pattern is not None:
+            self._check_pattern()
+            own -= _LAYER_FIELDS
+        for name in own - {"positions", "use_bias"}:  # as the attention has them: checked, in one form
+            self._set(name, getattr(self.layer_attention[0], name))
         for name in ("dtype", "param_dtype"):
             if getattr(self, name) is not None or name == "param_dtype":
                 self._set(name, floating_name(name, getattr(self, name)))
 
-    def attention_options(self) -> dict[str, Any]:
-        """The choices of every layer's `MultiHeadAttention`, by its names."""
+    @functools.cached_property
+    def layer_attention(self) -> tuple[AttentionConfig, ...]:
+        """The attention of the layers of one period: of all layers, if they are alike."""
         own = {field.name for field in dataclasses.fields(self)}
         options = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(AttentionConfig) if field.name in own
         }
+        options["sizes"] = fill_sizes(
+            self.model_width, self.num_heads, self.num_kv_heads, self.head_width, self.value_width
+        )
         options["is_causal"] = self.causal
         options["positions"] = None if self.positions in ("sinusoidal", "learned") else self.positions
+        options["use_bias"] = self.use_bias in (True, "attention")
         if self.qk_norm is not None:
             options["qk_norm_epsilon"] = self.norm_epsilon
-        return options
+        pattern = (None,) if self.layer_pattern is None else self.layer_pattern
+        return tuple(AttentionConfig(**{**options, **({} if one is None else vars(one))}) for one in pattern)
+
+    def _check_pattern(self) -> None:
+        pattern = self.layer_pattern
+        if (
+            not isinstance(pattern, (tuple, list))
+            or not pattern
+            or not all(isinstance(x, LayerOptions) for x in pattern)
+        ):
+            raise TypeError(f"layer_pattern must be None or a tuple of LayerOptions, got {pattern!r}")
+        if len(pattern) > self.num_layers:
+            raise ValueError(
+                f"layer_pattern must have at most num_layers = {self.num_layers} entries, got {len(pattern)}"
+            )
+        for field in dataclasses.fields(LayerOptions):
+            if getattr(self, field.name) != field.default:
+                raise ValueError(
+                    f"{field.name} has no effect beside a layer_pattern, which says it for each layer, "
+                    f"got {getattr(self, field.name)!r}"
+                )
+        self._set("layer_pattern", tuple(pattern))
+        options = [{name: getattr(one, name) for name in _LAYER_FIELDS} for one in self.layer_attention]
+        self._set("layer_pattern", tuple(LayerOptions(**one) for one in options))
 
     def _check_choices(self) -> None:
         checks.one_of("mlp", self.mlp, ("gated", "plain"))
         checks.one_of("activation", self.activation, tuple(ACTIVATIONS))
         checks.one_of("norm", self.norm, NORMS)
-        checks.one_of("norm_position", self.norm_position, ("pre", "post"))
+        checks.one_of("norm_position", self.norm_position, ("pre", "post", "both"))
+        checks.one_of("use_bias", self.use_bias, (True, False, "attention", "mlp"))
         checks.one_of("head", self.head, ("tied", "untied", None))
         checks.one_of("positions", self.positions, POSITIONS)
         checks.one_of("precision", self.precision, (None, "default", "high", "highest"))
         self._set("norm_epsilon", checks.finite_number("norm_epsilon", self.norm_epsilon, positive=True))
-        for name in ("causal", "scale_embedding"):
+        for name in ("causal", "scale_embedding", "embedding_norm"):
             checks.boolean(name, getattr(self, name))
+        if self.num_token_types is not None:
+            self._set("num_token_types", checks.positive_int("num_token_types", self.num_token_types))
         if self.positions == "learned":
             self._set("max_length", checks.positive_int("max_length", self.max_length))
         elif self.max_length is not None:

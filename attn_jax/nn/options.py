@@ -56,6 +56,18 @@ def fill_sizes(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerOptions:
+    """What one layer of a pattern has of its own; the names are those of `MultiHeadAttention`.
+
+    Gemma 3 repeats five layers `LayerOptions(local_window_size=(511, 0))` and one `LayerOptions(rotary_base=1e6)`.
+    """
+
+    local_window_size: int | tuple[int, int] | None = None
+    rotary_base: float = 10000.0
+    rotary_scaling: position.Scaling | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
     """The choices of a `MultiHeadAttention`, which explains them; a frozen value that is checked when it is built.
 
@@ -102,6 +114,16 @@ class AttentionConfig:
         self._check_buckets()
         self._check_tie()
         self._check_idle()
+
+    def options(self) -> dict[str, Any]:
+        """The choices as keywords of `MultiHeadAttention`, without the sizes."""
+        names = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in names if name != "sizes"}
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """`local_window_size` as (left, right)."""
+        return _window_pair(self.local_window_size)
 
     @property
     def scale(self) -> float:

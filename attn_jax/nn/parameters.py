@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import DTypeLike
@@ -25,7 +26,32 @@ def weight(
     """A weight `[*fan_in, *fan_out]`, drawn as a matrix `[fan in, fan out]`: any initializer reads its fans."""
     check_function("kernel_init", kernel_init)
     matrix = kernel_init(rngs.params(), (math.prod(fan_in), math.prod(fan_out)), dtype)
-    return nnx.Param(jnp.reshape(matrix, fan_in + fan_out))
+    return nnx.Param(jnp.reshape(matrix, fan_in + fan_out), fan_in=fan_in, fan_out=fan_out)
+
+
+class OutputMajor(nnx.Param):
+    """A weight that is read as `[*L, *fan in, *fan out]` and kept as `[*L, out, in]`, as files of weights have it.
+
+    XLA on CPUs multiplies one row by a slice of a stack in this order where it lies; in the other order it copies
+    the slice first, and decoding waits for memory. A leaf of the module as a pytree has the order in which it is kept.
+    """
+
+    def get_value(self, *, index: Any = ...) -> jax.Array:
+        """The weight as it is read; `self[...]` is the same."""
+        kept = self.get_raw_value()
+        return as_read(kept, self.fan_in, self.fan_out)[index] if isinstance(kept, (jax.Array, np.ndarray)) else kept
+
+    def set_value(self, value: jax.Array, *, index: Any = ...) -> None:
+        """Sets the weight, or a part of it, from values as they are read."""
+        value = self.get_value().at[index].set(value)
+        stack = value.ndim - len(self.fan_in + self.fan_out)
+        matrix = value.reshape(*value.shape[:stack], math.prod(self.fan_in), math.prod(self.fan_out))
+        self.set_raw_value(jnp.swapaxes(matrix, -1, -2))
+
+
+def as_read(kept: Any, fan_in: tuple[int, ...], fan_out: tuple[int, ...]) -> Any:
+    """What an `OutputMajor` that keeps `[*L, out, in]` is read as; of a NumPy array a view, to fill it by."""
+    return kept.swapaxes(-1, -2).reshape(kept.shape[:-2] + fan_in + fan_out)
 
 
 def constant(value: float, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:

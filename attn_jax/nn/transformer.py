@@ -7,13 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from attn_jax import checks
 from attn_jax import positions as position
+from attn_jax.exact.cache import KVCache, empty_cache
 from attn_jax.nn import padding, parameters
 from attn_jax.nn.attention import statistics_names
 from attn_jax.nn.block import TransformerBlock, drop, split_dropout_key
 from attn_jax.nn.config import TransformerConfig
+from attn_jax.nn.layers import by_kind, in_order, scan_layers
 from attn_jax.nn.norms import make_norm
 from attn_jax.nn.parameters import Initializer
 from attn_jax.typing import ArrayLike, Float, Int
@@ -23,13 +26,17 @@ class Transformer(nnx.Module):
     """A decoder (`config.causal`, with a head) or an encoder.
 
     The layers are one `TransformerBlock` whose parameters have a leading axis of length L, run by `lax.scan`: the
-    time to compile does not grow with depth.
+    time to compile does not grow with depth. Layers that differ in window or rotary positions (`config.layer_pattern`)
+    have equal parameters: the scan runs over whole periods of the pattern.
 
     Parameters, by path; what a configuration does not have is absent (None):
 
         embedding                            [vocabulary, D]      N(0, 1/D)
         position_embedding                   [max_length, D]      N(0, 0.02²), positions="learned"
+        token_type_embedding                 [types, D]           N(0, 0.02²), num_token_types
+        embedding_norm.scale, .bias          [D]                  1, 0; embedding_norm
         layers.attention_norm.scale, .bias   [L, D]               1, 0; bias with norm="layer"
+        layers.attention_output_norm.scale   [L, D]               1, norm_position="both"; also mlp_output_norm
         layers.attention.query_weight        [L, D, N, H]         LeCun
         layers.attention.key_weight          [L, D, K, H]         LeCun, absent if tied to the query's
         layers.attention.value_weight        [L, D, K, V]         LeCun
@@ -44,7 +51,7 @@ class Transformer(nnx.Module):
         layers.mlp.gate_weight, .up_weight   [L, D, F]            LeCun, gate with mlp="gated"
         layers.mlp.down_weight               [L, F, D]            LeCun
         layers.mlp.gate_bias, .up_bias       [L, F]               0, use_bias; down_bias [L, D]
-        final_norm.scale, .bias              [D]                  1, 0, norm_position="pre"
+        final_norm.scale, .bias              [D]                  1, 0, but with norm_position="post"
         head_weight                          [D, vocabulary]      LeCun, head="untied"
 
     Args:
@@ -65,10 +72,22 @@ class Transformer(nnx.Module):
         width, vocabulary, dtype = config.model_width, config.vocabulary_size, config.param_dtype
         normal = jax.nn.initializers.normal
         self.embedding = nnx.Param(normal(width**-0.5)(rngs.params(), (vocabulary, width), dtype))
-        learned = config.positions == "learned"
-        self.position_embedding = (
-            nnx.Param(normal(0.02)(rngs.params(), (config.max_length, width), dtype)) if learned else None
+
+        def table(rows: int | None) -> nnx.Param | None:
+            return None if rows is None else nnx.Param(normal(0.02)(rngs.params(), (rows, width), dtype))
+
+        self.position_embedding = table(config.max_length)
+        self.token_type_embedding = table(config.num_token_types)
+        norm = functools.partial(
+            make_norm,
+            config.norm,
+            width,
+            epsilon=config.norm_epsilon,
+            dtype=config.dtype,
+            param_dtype=dtype,
+            rngs=rngs,
         )
+        self.embedding_norm = norm() if config.embedding_norm else None
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -76,8 +95,7 @@ class Transformer(nnx.Module):
             return TransformerBlock(config, kernel_init=kernel_init, rngs=rngs)
 
         self.layers = stack(rngs)
-        norm = {"epsilon": config.norm_epsilon, "dtype": config.dtype, "param_dtype": dtype, "rngs": rngs}
-        self.final_norm = make_norm(config.norm, width, **norm) if config.norm_position == "pre" else None
+        self.final_norm = norm() if config.norm_position != "post" else None
         untied = config.head == "untied"
         self.head_weight = parameters.weight(rngs, kernel_init, (width,), (vocabulary,), dtype) if untied else None
 
@@ -87,6 +105,7 @@ class Transformer(nnx.Module):
         lengths: Int[ArrayLike, "*b"] | None = None,
         *,
         positions: Int[ArrayLike, "*#b t"] | None = None,
+        token_types: Int[ArrayLike, "*b t"] | None = None,
         deterministic: bool = True,
         dropout_rng: jax.Array | None = None,
         return_statistics: bool | Collection[str] = False,
@@ -103,6 +122,7 @@ class Transformer(nnx.Module):
                 comes out there means nothing. None: all. Not with a `rotary_scaling` of `DynamicNTK`, which has one
                 length for all.
             positions: int `[T]` or `[*B, T]`, where the tokens sit; None: 0..T-1.
+            token_types: int `[*B, T]`, the segment of each token, each in 0..num_token_types-1; None: 0.
             deterministic: True in evaluation, where there is no dropout and no key is needed; False in training.
             dropout_rng: the key of dropout, needed if it is on.
             return_statistics: True, or names of statistics: also return `AttentionStatistics`, one per layer.
@@ -117,24 +137,118 @@ class Transformer(nnx.Module):
         Raises:
             ValueError, TypeError: on ids, lengths or positions of a wrong shape, dtype or value; dropout without key.
         """
-        token_ids = checks.integer_array("token_ids", token_ids)
-        checks.minimum_rank("token_ids", token_ids, 1, "[*B, T]")
-        batch, length = token_ids.shape[:-1], token_ids.shape[-1]
-        if length == 0:
-            raise ValueError(f"token_ids must hold at least one token, [*B, T]; got shape {token_ids.shape}")
-        if lengths is not None:
-            lengths = padding.check_lengths("lengths", lengths, batch, length, self.config.rotary_scaling)
-            token_ids = jnp.where(padding.counts(lengths, length), token_ids, 0)
-        checks.within("token_ids", token_ids, 0, self.config.vocabulary_size - 1)
-        positions = self._check_positions(positions, batch, length)
+        scalings = [layer.rotary_scaling for layer in self.config.layer_attention]
+        dynamic = next((scaling for scaling in scalings if isinstance(scaling, position.DynamicNTK)), None)
+        token_ids, lengths = self._check_tokens(token_ids, lengths, dynamic)
+        positions = self._check_positions(positions, token_ids.shape[:-1], token_ids.shape[-1])
+        token_types = self._check_token_types(token_types, token_ids.shape)
         dropping = not checks.boolean("deterministic", deterministic) and self.config.dropout_rate > 0
         keys = split_dropout_key(dropout_rng, self.config.dropout_rate, 2) if dropping else None
         wanted = statistics_names(return_statistics)
         if observe is not None and not isinstance(observe, jax.tree_util.Partial):
             parameters.check_function("observe", observe)
             observe = jax.tree_util.Partial(observe)
-        outputs = _compute(self, token_ids, lengths, positions, keys, statistics=wanted, observe=observe)
+        outputs = _compute(self, token_ids, token_types, lengths, positions, keys, statistics=wanted, observe=observe)
         return outputs if wanted or observe is not None else outputs[0]
+
+    def empty_cache(
+        self, batch: int | tuple[int, ...], capacity: int, *, dtype: DTypeLike | None = None
+    ) -> tuple[KVCache, ...]:
+        """Caches for `extend`, one of each kind of layer: `[layers of the kind, *B, ...]`.
+
+        A layer whose window reaches a number of tokens back keeps as many (a ring); the others keep `capacity`.
+
+        Args:
+            batch: B, or the batch axes.
+            capacity: tokens of an item.
+            dtype: of keys and values; None: that of the computation.
+
+        Returns:
+            A tuple, in the order of `config.layer_pattern`.
+        """
+        config = self.config
+        batch = (batch,) if isinstance(batch, int) else tuple(batch)
+        capacity = checks.positive_int("capacity", capacity)
+        if config.max_length is not None and capacity > config.max_length:
+            raise ValueError(f"capacity must be at most max_length = {config.max_length}, got {capacity}")
+        caches = []
+        for kind, attention in enumerate(config.layer_attention):
+            window = None if attention.window is None else attention.window[0] + 1
+            window = None if window is None or window >= capacity else window
+            count = len(range(kind, config.num_layers, len(config.layer_attention)))
+            caches.append(
+                empty_cache(
+                    (count, *batch),
+                    window or capacity,
+                    attention.sizes.num_kv_heads,
+                    attention.sizes.head_width,
+                    value_width=attention.sizes.value_width,
+                    dtype=dtype or config.dtype or config.param_dtype,
+                    window=window,
+                )
+            )
+        return tuple(caches)
+
+    def extend(
+        self,
+        token_ids: Int[ArrayLike, "*b t"],
+        caches: tuple[KVCache, ...],
+        lengths: Int[ArrayLike, "*b"] | None = None,
+        *,
+        last: bool = False,
+    ) -> tuple[Float[jax.Array, "..."], tuple[KVCache, ...]]:
+        """Logits of tokens that continue the cached ones, and the caches with them added.
+
+        Any cutting of a sequence into calls gives what one call gives. One trace serves every place in the sequence.
+
+        Args:
+            token_ids: int `[*B, T]`, as in the call of the model.
+            caches: of `empty_cache`, or what `extend` returned.
+            lengths: int `[*B]`, tokens of each row that count and are added; None: all.
+            last: whether only the logits after each row's last counted token are computed, `[*B, vocabulary]`; those
+                of a row without one are NaN.
+
+        Returns:
+            `(logits [*B, T, vocabulary], caches)`.
+
+        Raises:
+            ValueError, TypeError: as the call of the model; on a full cache that has no room for the tokens. Under
+                `jit`, where that is not seen, they are not stored, nothing stored changes, and `overflowed` is set.
+        """
+        token_ids, lengths = self._check_tokens(token_ids, lengths, None)
+        checks.boolean("last", last)
+        kinds = len(self.config.layer_attention)
+        if not isinstance(caches, tuple) or [type(cache) for cache in caches] != [KVCache] * kinds:
+            raise TypeError(f"caches must be a tuple of {kinds} KVCache, as empty_cache makes it, got {type(caches)}")
+        for cache in caches:
+            checks.shape("caches", cache.lengths, (cache.lengths.shape[0], *token_ids.shape[:-1]), "[layers, *B]")
+            cache.check_room(token_ids.shape[-1], lengths)
+        return _extend(self, token_ids, lengths, caches, last=last)
+
+    def _check_tokens(
+        self, token_ids: ArrayLike, lengths: ArrayLike | None, dynamic: position.DynamicNTK | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        token_ids = checks.integer_array("token_ids", token_ids)
+        checks.minimum_rank("token_ids", token_ids, 1, "[*B, T]")
+        batch, length = token_ids.shape[:-1], token_ids.shape[-1]
+        if length == 0:
+            raise ValueError(f"token_ids must hold at least one token, [*B, T]; got shape {token_ids.shape}")
+        if lengths is not None:
+            lengths = padding.check_lengths("lengths", lengths, batch, length, dynamic)
+            token_ids = jnp.where(padding.counts(lengths, length), token_ids, 0)
+        checks.within("token_ids", token_ids, 0, self.config.vocabulary_size - 1)
+        return token_ids, lengths
+
+    def _check_token_types(self, token_types: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array | None:
+        count = self.config.num_token_types
+        if token_types is None:
+            return None
+        if count is None:
+            raise ValueError("token_types go with a config of num_token_types, got None there")
+        token_types = checks.integer_array("token_types", token_types)
+        checks.shape("token_types", token_types, shape, "[*B, T]")
+        checks.within("token_types", token_types, 0, count - 1)
+        return token_types
 
     def _check_positions(self, positions: ArrayLike | None, batch: tuple[int, ...], length: int) -> jax.Array | None:
         rows = self.config.max_length
@@ -148,21 +262,29 @@ class Transformer(nnx.Module):
         checks.within("positions", positions, 0, None if rows is None else rows - 1)
         return positions
 
-    def embed(self, token_ids: Int[jax.Array, "*b t"], positions: Int[jax.Array, "*#b t"] | None = None) -> jax.Array:
-        """What enters the first layer, `[*B, T, D]`: embeddings of the tokens, plus those of positions if they add."""
+    def embed(
+        self,
+        token_ids: Int[jax.Array, "*b t"],
+        positions: Int[jax.Array, "*#b t"] | None = None,
+        token_types: Int[jax.Array, "*b t"] | None = None,
+    ) -> Float[jax.Array, "*b t d"]:
+        """What enters the first layer: embeddings of the tokens, plus those of types and positions, and their norm."""
         config = self.config
         (table,) = parameters.values(self.embedding, dtype=config.dtype)
         x = table.at[token_ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         if config.scale_embedding:
             x = x * jnp.asarray(config.model_width**0.5, x.dtype)
-        if config.positions not in ("sinusoidal", "learned"):
-            return x
-        positions = jnp.arange(token_ids.shape[-1]) if positions is None else positions
-        if self.position_embedding is None:
-            added = position.sinusoidal(positions, config.model_width, dtype=x.dtype)
-        else:
-            added = position.learned(self.position_embedding[...], positions).astype(x.dtype)
-        return x + added.reshape((1,) * (x.ndim - added.ndim) + added.shape)
+        if self.token_type_embedding is not None:
+            token_types = jnp.zeros_like(token_ids) if token_types is None else token_types
+            x = x + position.learned(self.token_type_embedding[...], token_types).astype(x.dtype)
+        if config.positions in ("sinusoidal", "learned"):
+            positions = jnp.arange(token_ids.shape[-1]) if positions is None else positions
+            if self.position_embedding is None:
+                added = position.sinusoidal(positions, config.model_width, dtype=x.dtype)
+            else:
+                added = position.learned(self.position_embedding[...], positions).astype(x.dtype)
+            x = x + added.reshape((1,) * (x.ndim - added.ndim) + added.shape)
+        return x if self.embedding_norm is None else self.embedding_norm(x)
 
     def head(self, x: Float[jax.Array, "*b t d"]) -> Float[jax.Array, "*b t vocabulary"]:
         """Logits `[*B, T, vocabulary]` of what leaves the last norm, summed in float32 or better and kept so."""
@@ -177,6 +299,7 @@ class Transformer(nnx.Module):
 def _compute(
     model: Transformer,
     token_ids: jax.Array,
+    token_types: jax.Array | None,
     lengths: jax.Array | None,
     positions: jax.Array | None,
     keys: jax.Array | None,
@@ -186,14 +309,13 @@ def _compute(
 ) -> tuple[Any, ...]:
     """The outputs asked for. Jitted here, by value of the configuration, so that a plain call compiles only once."""
     config = model.config
-    x = model.embed(token_ids, positions)
+    x = model.embed(token_ids, positions, token_types)
     layer_keys = None
     if keys is not None:
         x = drop(x, config.dropout_rate, keys[0])
         layer_keys = jax.random.split(keys[1], config.num_layers)
 
-    def step(x: jax.Array, layer: tuple[TransformerBlock, jax.Array | None]) -> tuple[jax.Array, tuple[Any, ...]]:
-        block, key = layer
+    def run(x: jax.Array, block: TransformerBlock, key: jax.Array | None) -> tuple[jax.Array, tuple[Any, ...]]:
         outputs = block(
             x,
             positions=positions,
@@ -207,10 +329,42 @@ def _compute(
         output, *extras = outputs if isinstance(outputs, tuple) else (outputs,)
         return output.astype(x.dtype), tuple(extras)
 
-    x, extras = jax.lax.scan(step, x, (model.layers, layer_keys))
+    kinds = config.layer_attention
+    x, extras = scan_layers(run, x, model.layers, by_kind(layer_keys, len(kinds)), kinds)
+    extras = in_order(extras)
     if model.final_norm is not None:
         x = model.final_norm(x)
     if statistics:
         layers = range(config.num_layers)
         extras = (tuple(jax.tree.map(lambda leaf, i=i: leaf[i], extras[0]) for i in layers), *extras[1:])
     return (x if config.head is None else model.head(x), *extras)
+
+
+@functools.partial(jax.jit, static_argnames="last")
+def _extend(
+    model: Transformer,
+    token_ids: jax.Array,
+    lengths: jax.Array | None,
+    caches: tuple[KVCache, ...],
+    *,
+    last: bool,
+) -> tuple[jax.Array, tuple[KVCache, ...]]:
+    """Every layer reads its cache; the new keys and values of all layers are added at the end, in one go."""
+    config = model.config
+    start, length = caches[0].lengths[0], token_ids.shape[-1]
+    positions = start[..., None] + jnp.arange(length).reshape((1,) * (token_ids.ndim - 1) + (-1,))
+    x = model.embed(token_ids, positions)
+
+    def run(x: jax.Array, block: TransformerBlock, cache: KVCache) -> tuple[jax.Array, Any]:
+        output, new = block.extend(x, cache, lengths=lengths)
+        return output.astype(x.dtype), new
+
+    x, new = scan_layers(run, x, model.layers, caches, config.layer_attention, by_index=True)
+    caches = tuple(cache.append(key, value, lengths) for cache, (key, value) in zip(caches, new, strict=True))
+    if last:
+        at = jnp.full(token_ids.shape[:-1], length) if lengths is None else lengths
+        x = jnp.take_along_axis(x, jnp.where(at == 0, length, at - 1)[..., None, None], axis=-2, mode="fill")
+    if model.final_norm is not None:
+        x = model.final_norm(x)
+    x = x if config.head is None else model.head(x)
+    return (x[..., 0, :] if last else x), caches

@@ -122,8 +122,9 @@ def mlp(p, x, activation):
     return inner @ p["down_weight"] + p.get("down_bias", 0)
 
 
-def block(p, x, config, **options):
+def block(p, x, config, layer=0, **options):
     """One block by its configuration, and the oracle's forward pass of its attention."""
+    own = config if config.layer_pattern is None else config.layer_pattern[layer % len(config.layer_pattern)]
 
     def normed(name, y):
         return norm(config.norm, of(p, name), y, config.norm_epsilon)
@@ -131,12 +132,17 @@ def block(p, x, config, **options):
     def attend(y):
         return attention(
             of(p, "attention"), y, qk_norm=config.qk_norm, epsilon=config.norm_epsilon,
+            scale=None if isinstance(config.scale_rule, str) else config.scale_rule,
             positions=config.positions if config.positions in ("rotary", "alibi", "relative") else None,
-            base=config.rotary_base, interleaved=config.rotary_interleaved,
+            base=own.rotary_base, interleaved=config.rotary_interleaved,
             max_distance=config.relative_max_distance, causal=config.causal,
-            local_window_size=config.local_window_size, logits_soft_cap=config.logits_soft_cap, **options,
+            local_window_size=own.local_window_size, logits_soft_cap=config.logits_soft_cap, **options,
         )  # fmt: skip
 
+    if config.norm_position == "both":
+        attended, forward = attend(normed("attention_norm", x))
+        x = x + normed("attention_output_norm", attended)
+        return x + normed("mlp_output_norm", mlp(of(p, "mlp"), normed("mlp_norm", x), config.activation)), forward
     pre = config.norm_position == "pre"
     attended, forward = attend(normed("attention_norm", x) if pre else x)
     x = x + attended
@@ -145,24 +151,28 @@ def block(p, x, config, **options):
     return x if pre else normed("mlp_norm", x), forward
 
 
-def transformer(p, token_ids, config, *, lengths=None, positions=None):
+def transformer(p, token_ids, config, *, lengths=None, positions=None, token_types=None):
     """Logits or hidden states by the configuration, and the oracle's forward pass of every layer."""
     T = token_ids.shape[-1]
     x = p["embedding"][token_ids] * (math.sqrt(config.model_width) if config.scale_embedding else 1)
+    if config.num_token_types is not None:
+        x = x + p["token_type_embedding"][np.zeros_like(token_ids) if token_types is None else token_types]
     at = np.arange(T) if positions is None else positions
     if config.positions == "learned":
         x = x + p["position_embedding"][at]
     elif config.positions == "sinusoidal":
         angle = np.asarray(at)[..., None] * 10000.0 ** (-np.arange(0, config.model_width, 2) / config.model_width)
         x = x + np.stack([np.sin(angle), np.cos(angle)], -1).reshape(*np.shape(at), -1)
+    if config.embedding_norm:
+        x = norm(config.norm, of(p, "embedding_norm"), x, config.norm_epsilon)
     passes = []
     for layer in range(config.num_layers):
         x, forward = block(
-            of(p, "layers", layer), x, config, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+            of(p, "layers", layer), x, config, layer, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
             query_positions=positions, key_positions=positions,
         )  # fmt: skip
         passes.append(forward)
-    if config.norm_position == "pre":
+    if config.norm_position != "post":
         x = norm(config.norm, of(p, "final_norm"), x, config.norm_epsilon)
     if config.head is None:
         return x, passes

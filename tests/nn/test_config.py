@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from attn_jax.nn import TransformerConfig
+from attn_jax.nn import LayerOptions, TransformerConfig
 from attn_jax.positions import NTK
 from tests.nn.test_transformer import DECODER, SIZES
 
@@ -19,6 +19,10 @@ def test_config_is_a_value_and_goes_into_json():
     assert TransformerConfig(17, 1, 12, 6).head_width == 2
     windows = {dataclasses.replace(DECODER, local_window_size=window) for window in (2, (2, 2), [2, 2])}
     assert len(windows) == 1
+    patterns = {
+        TransformerConfig(**SIZES, layer_pattern=[LayerOptions(local_window_size=window)]) for window in (2, (2, 2))
+    }
+    assert len(patterns) == 1
 
 
 @pytest.mark.parametrize(
@@ -31,7 +35,7 @@ def test_config_is_a_value_and_goes_into_json():
         ({"mlp": "swiglu"}, "mlp must be one of 'gated', 'plain'; got 'swiglu'"),
         ({"activation": "swish"}, "activation must be one of"),
         ({"norm": "batch"}, "norm must be one of 'rms', 'layer'"),
-        ({"norm_position": "both"}, "norm_position must be one of 'pre', 'post'"),
+        ({"norm_position": "sandwich"}, "norm_position must be one of 'pre', 'post', 'both'"),
         ({"norm_epsilon": 0.0}, "norm_epsilon must be positive"),
         ({"head": "shared"}, "head must be one of 'tied', 'untied', None"),
         ({"positions": "rope"}, "positions must be one of 'rotary'"),
@@ -50,7 +54,15 @@ def test_config_is_a_value_and_goes_into_json():
         ({"scale_rule": None}, "scale_rule must be one number, got NoneType"),
         ({"learned_temperature": 1}, "learned_temperature must be True or False"),
         ({"use_sinks": 0}, "use_sinks must be True or False"),
-        ({"use_bias": "no"}, "use_bias must be True or False"),
+        ({"use_bias": "no"}, "use_bias must be one of True, False, 'attention', 'mlp'; got 'no'"),
+        ({"embedding_norm": 1}, "embedding_norm must be True or False"),
+        ({"num_token_types": 0}, "num_token_types must be at least 1, got 0"),
+        ({"layer_pattern": ()}, "layer_pattern must be None or a tuple of LayerOptions, got"),
+        ({"layer_pattern": (3,)}, "layer_pattern must be None or a tuple of LayerOptions, got"),
+        ({"layer_pattern": (LayerOptions(),) * 4}, "layer_pattern must have at most num_layers = 3 entries, got 4"),
+        ({"layer_pattern": (LayerOptions(),), "rotary_base": 5.0}, "rotary_base has no effect beside a layer_pattern"),
+        ({"layer_pattern": (LayerOptions(local_window_size=-1),)}, "local_window_size must be at least 0, got -1"),
+        ({"layer_pattern": (LayerOptions(rotary_base=0.5),)}, "rotary_base must be greater than 1, got 0.5"),
         ({"tie_query_key": True}, "num_kv_heads must be 6 where tie_query_key"),
         ({"attention_fn": 3}, "attention_fn must be callable, got int"),
         ({"rotary_base": "a"}, "rotary_base must be one number, got str 'a'"),

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from attn_jax.diagnostics.statistics import attention_statistics
-from attn_jax.nn import Transformer, TransformerBlock, TransformerConfig
+from attn_jax.nn import LayerOptions, Transformer, TransformerBlock, TransformerConfig
 from attn_jax.positions import DynamicNTK
 from tests import oracles
 from tests.nn import reference
@@ -31,6 +31,16 @@ ENCODER = TransformerConfig(
     positions="learned",
     max_length=8,
 )
+GEMMA = TransformerConfig(
+    **(SIZES | {"num_layers": 8}),
+    mlp_width=10,
+    norm_position="both",
+    activation="gelu_tanh",
+    qk_norm="rms",
+    scale_rule=0.3,
+    scale_embedding=True,
+    layer_pattern=(LayerOptions(local_window_size=(1, 0)),) * 2 + (LayerOptions(rotary_base=1e6),),
+)
 IDS = np.random.default_rng(0).integers(0, 17, (2, 5))
 LENGTHS = np.array([5, 3])
 
@@ -47,6 +57,12 @@ def queries_and_keys(query, key, value, **_):
 CONFIGS = {
     "decoder, llama family": DECODER,
     "encoder, bert family": ENCODER,
+    "encoder, types and a norm of the embeddings": dataclasses.replace(
+        ENCODER, embedding_norm=True, num_token_types=2, num_layers=1
+    ),
+    "decoder, gemma family, two layers past the last whole period": GEMMA,
+    "biases of the attention alone": dataclasses.replace(DECODER, use_bias="attention", num_layers=1),
+    "biases of the MLP alone": dataclasses.replace(DECODER, use_bias="mlp", num_layers=1),
     "untied, sinusoidal, scaled embedding": dataclasses.replace(
         DECODER,
         head="untied",
@@ -91,6 +107,53 @@ def test_compute_dtype(dtype, tolerance):
     output = built(IDS)
     assert output.dtype == jnp.float32
     assert np.linalg.norm(output - expected) <= tolerance * np.linalg.norm(expected)
+
+
+def test_token_types(x64):
+    config = dataclasses.replace(ENCODER, embedding_norm=True, num_token_types=2, num_layers=1, param_dtype="float64")
+    types = np.random.default_rng(2).integers(0, 2, IDS.shape)
+    built = model(config)
+    expected, _ = reference.transformer(reference.parameters(built), IDS, config, token_types=types)
+    np.testing.assert_allclose(built(IDS, token_types=types), expected, rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match=r"token_types must lie in 0\.\.1, got values in 1\.\.2"):
+        built(IDS, token_types=types + 1)
+    with pytest.raises(ValueError, match=r"token_types must have shape \[\*B, T\]"):
+        built(IDS, token_types=types[:, :3])
+    with pytest.raises(ValueError, match="token_types go with a config of num_token_types, got None there"):
+        model(ENCODER)(IDS, token_types=types)
+
+
+def test_layers_of_a_pattern_come_in_order():
+    built = model(GEMMA)
+    _, statistics, (query, _) = built(IDS, return_statistics=("visible_keys",), observe=queries_and_keys)
+    visible = [layer.visible_keys[0, -1, 0].item() for layer in statistics]
+    assert visible == [2, 2, 5, 2, 2, 5, 2, 2]
+    assert query.shape == (8, 2, 5, 6, 4)
+    _, observed = built(IDS, observe=lambda query, key, value, **options: query[0, 0, 0, 0])
+    chex.assert_trees_all_close(observed, query[:, 0, 0, 0, 0])
+
+
+def test_a_pattern_of_equal_layers_changes_nothing():
+    alike = dataclasses.replace(DECODER, rotary_base=10000.0, layer_pattern=(LayerOptions(rotary_base=100.0),) * 2)
+    chex.assert_trees_all_close(model(alike)(IDS), model(DECODER)(IDS), rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_of_a_pattern():
+    """Those of 8 layers in a pattern of 3, against one loop over blocks."""
+    built = model(GEMMA)
+    graph, state = nnx.split(built)
+
+    def loop(state):
+        m = nnx.merge(graph, state)
+        x = m.embed(IDS)
+        for layer in range(GEMMA.num_layers):
+            block = jax.tree.map(lambda leaf, layer=layer: leaf[layer], m.layers)
+            block.attention.config = GEMMA.layer_attention[layer % 3]
+            x = block(x)
+        return (m.head(m.final_norm(x)) ** 2).sum()
+
+    whole = jax.jit(jax.grad(lambda state: (nnx.merge(graph, state)(IDS) ** 2).sum()))
+    chex.assert_trees_all_close(whole(state), jax.jit(jax.grad(loop))(state), rtol=1e-4, atol=1e-4)
 
 
 def test_scan_is_a_loop_over_blocks():

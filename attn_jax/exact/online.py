@@ -89,6 +89,8 @@ def _remember(rows: Rows, entries: Entries, numerators: Array, factor: Array, la
         return x if visible is None else jnp.where(visible, x, 0)
 
     def expectation(name: str, x: Array) -> None:
+        # Laid out for every head first: fused into the product it would be worked out entry by entry.
+        x = jax.lax.optimization_barrier(jnp.broadcast_to(x, numerators.shape))
         new[name] = rows[name] * factor + _dot(numerators, x)
 
     if "excess" in rows:  # Σ e^(s - m) (s - m), which moves with m

@@ -7,7 +7,9 @@ environment of its own and its result is kept beside it:
 
 The file holds `text` and its `token_ids` [512] (an excerpt of pydoc_data.topics, which differs between versions of
 Python), `positions` [6] with their full `logits` [6, vocabulary], `arg_max` [512] and `gap` [512] (largest logit less
-the second largest) at every position, and `tokenizer_cases`, a JSON list of [text, ids].
+the second largest) at every position, and `tokenizer_cases`, a JSON list of [text, ids]. `continuation` [64] is what
+follows the first `prompt_length` tokens when the most likely token is taken every time, `continuation_gap` [64] by how
+much each was ahead.
 """
 
 import json
@@ -22,6 +24,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOPIC = "objects"
+PROMPT_LENGTH, NEW_TOKENS = 128, 64
 POSITIONS = (0, 1, 63, 200, 377, 511)
 CASES = (
     "Hello world",
@@ -93,6 +96,17 @@ def check_weights(model, path):
     print(f"{len(seen)} tensors equal those of gguf")
 
 
+def continuation(model, token_ids):
+    """The `NEW_TOKENS` tokens that follow `token_ids` greedily: each from a pass over all before it, without a cache."""
+    token_ids = list(token_ids)
+    for _ in range(NEW_TOKENS):
+        with torch.no_grad():
+            token_ids.append(
+                int(model(torch.tensor([token_ids]), use_cache=False, logits_to_keep=1).logits[0, -1].argmax())
+            )
+    return token_ids[-NEW_TOKENS:]
+
+
 def main(path):
     """Computes the golden from the GGUF file at `path` and writes it beside this script."""
     tokenizer = load_tokenizer(path)
@@ -108,6 +122,11 @@ def main(path):
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0].numpy()
     ordered = np.sort(logits, axis=-1)
+    following = continuation(model, token_ids[:PROMPT_LENGTH])
+    with torch.no_grad():
+        last = model(torch.tensor([[*token_ids[:PROMPT_LENGTH], *following]])).logits[0, PROMPT_LENGTH - 1 : -1]
+    best = last.topk(2).values.numpy()
+    print(f"continuation: {tokenizer.decode(following)!r}; smallest gap {(best[:, 0] - best[:, 1]).min():.4g}")
     out = pathlib.Path(__file__).with_name("smollm2.npz")
     np.savez_compressed(
         out,
@@ -117,6 +136,9 @@ def main(path):
         logits=logits[list(POSITIONS)],
         arg_max=logits.argmax(-1).astype(np.int32),
         gap=ordered[:, -1] - ordered[:, -2],
+        prompt_length=np.array(PROMPT_LENGTH, np.int32),
+        continuation=np.array(following, np.int32),
+        continuation_gap=best[:, 0] - best[:, 1],
         tokenizer_cases=np.array(json.dumps([[case, tokenizer.encode(case)] for case in CASES])),
     )
     print(f"{out}: {out.stat().st_size} bytes; smallest gap {float((ordered[:, -1] - ordered[:, -2]).min()):.4g}")

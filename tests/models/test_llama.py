@@ -101,16 +101,27 @@ def test_transposed_tensor(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.2.attn_norm.weight", "rope_freqs.weight"])
+def test_rotary_factors(tmp_path):
+    """Factors of 1 change nothing and are reported; others would change the logits."""
+    weights = llama_files.tensors()
+    factors = np.ones(llama_files.H // 2, np.float32)
+    loaded = models.load(written(tmp_path, weights=weights | {"rope_freqs.weight": factors})[0])
+    assert loaded.unmapped == ("rope_freqs.weight",)
+    factors[-1] = 8
+    error = error_of(written(tmp_path, weights=weights | {"rope_freqs.weight": factors})[0])
+    assert "tensor 'rope_freqs.weight', which scales the rotary frequencies, is not supported" in error
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.2.attn_norm.weight", "rope_freqs.bias"])
 def test_tensor_without_a_place(tmp_path, name):
-    """A bias, a layer too many or scaled frequencies would change the logits: never dropped in silence."""
+    """A bias or a layer too many would change the logits: never dropped in silence."""
     weights = llama_files.tensors() | {name: np.ones(32, np.float32)}
     assert f"tensor {name!r} has no place" in error_of(written(tmp_path, weights=weights)[0])
 
 
 def test_other_architecture(tmp_path):
-    error = error_of(written(tmp_path, architecture="gemma3")[0])
-    assert "general.architecture must be one of 'llama'; got 'gemma3'" in error
+    error = error_of(written(tmp_path, architecture="mamba")[0])
+    assert "general.architecture must be one of 'gemma3', 'llama'; got 'mamba'" in error
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,14 @@ class Budget:
         return float((self.rates[-1] / self.rates[0]) ** (1 / (len(self.rates) - 1)))
 
 
-def train_arm(arm: Arm, task: Task, budget: Budget, *, begun: TrainState | None = None) -> list[Row]:
+def train_arm(
+    arm: Arm,
+    task: Task,
+    budget: Budget,
+    *,
+    begun: TrainState | None = None,
+    trained: dict[float, Trained] | None = None,
+) -> list[Row]:
     """Trains an arm at every rate and beyond, and returns what evaluation measured.
 
     Args:
@@ -87,19 +94,27 @@ def train_arm(arm: Arm, task: Task, budget: Budget, *, begun: TrainState | None 
         task: on what.
         budget: how long, and at which rates.
         begun: all seeds before the first step, `[seeds]`; None: as `begin` makes them.
+        trained: is filled with what each rate came to, for those who go on with the models.
 
     Returns:
         Rows of `arm`, `rate`, `seed`, `step`, `measure` and `value`; NaN once a run has diverged.
     """
     begun = begin(arm, budget) if begun is None else begun
-    found = {rate: _rows(arm, budget, rate, train_from(begun, arm, task, budget, rate)) for rate in budget.rates}
+
+    def run(rate: float) -> list[Row]:
+        finished = train_from(begun, arm, task, budget, rate)
+        if trained is not None:
+            trained[rate] = finished
+        return _rows(arm, budget, rate, finished)
+
+    found = {rate: run(rate) for rate in budget.rates}
     for _ in range(EXTENSIONS if len(budget.rates) > 1 else 0):
         final = {rate: _mean_loss(rows, budget.steps) for rate, rows in found.items()}
         best = min(final, key=lambda rate: final[rate])
         if not np.isfinite(final[best]) or min(found) < best < max(found):
             break
         further = best * budget.factor if best == max(found) else best / budget.factor
-        found[further] = _rows(arm, budget, further, train_from(begun, arm, task, budget, further))
+        found[further] = run(further)
     return [row for rate in sorted(found) for row in found[rate]]
 
 

@@ -11,12 +11,15 @@ REPRODUCED = (
     "projections",
     "attention_rank",
     "heads",
+    "positions",
     "block_equivalence",
     "complexity",
+    "kv_cache",
     "rank_collapse",
     "instability",
     "entropy_over_training",
     "diagnose",
+    "head_roles",
 )
 EXPERIMENTS = ("walkthrough", *REPRODUCED)
 

@@ -34,15 +34,27 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def documents(text: str, tokenizer: Tokenizer, *, count: int, length: int) -> np.ndarray:
+def documents(text: str, tokenizer: Tokenizer, *, count: int, length: int, special: bool = False) -> np.ndarray:
     """Up to `count` pieces of `length` tokens, evenly spread over the text: int `[documents, T]`.
 
-    A text that is shorter than one piece is one document, as long as it is.
+    A text that is shorter than one piece is one document, as long as it is. With `special`, each piece stands between
+    the tokens that the tokenizer puts around a text, which count.
     """
     token_ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
     if len(token_ids) < 2:
         raise InputError(f"the text must have at least two tokens to route between, got {len(token_ids)}")
-    length = min(length, len(token_ids))
+    before, after = _around(tokenizer) if special else ([], [])
+    length = min(length - len(before) - len(after), len(token_ids))
     pieces = len(token_ids) // length
     chosen = np.linspace(0, pieces - 1, min(count, pieces)).round().astype(int)
-    return token_ids[: pieces * length].reshape(pieces, length)[chosen]
+    cut = token_ids[: pieces * length].reshape(pieces, length)[chosen]
+    sides = (np.broadcast_to(np.array(ids, np.int32), (len(cut), len(ids))) for ids in (before, after))
+    return np.concatenate([next(sides), cut, next(sides)], axis=1)
+
+
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    start = next(i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain)
+    return whole[:start], whole[start + len(plain) :]

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import DTypeLike
@@ -39,7 +38,9 @@ class OutputMajor(nnx.Param):
     def get_value(self, *, index: Any = ...) -> jax.Array:
         """The weight as it is read; `self[...]` is the same."""
         kept = self.get_raw_value()
-        return as_read(kept, self.fan_in, self.fan_out)[index] if isinstance(kept, (jax.Array, np.ndarray)) else kept
+        if not isinstance(kept, jax.Array):  # what a transformation put there, a shape for one
+            return kept
+        return jnp.swapaxes(kept, -1, -2).reshape(kept.shape[:-2] + self.fan_in + self.fan_out)[index]
 
     def set_value(self, value: jax.Array, *, index: Any = ...) -> None:
         """Sets the weight, or a part of it, from values as they are read."""
@@ -47,11 +48,6 @@ class OutputMajor(nnx.Param):
         stack = value.ndim - len(self.fan_in + self.fan_out)
         matrix = value.reshape(*value.shape[:stack], math.prod(self.fan_in), math.prod(self.fan_out))
         self.set_raw_value(jnp.swapaxes(matrix, -1, -2))
-
-
-def as_read(kept: Any, fan_in: tuple[int, ...], fan_out: tuple[int, ...]) -> Any:
-    """What an `OutputMajor` that keeps `[*L, out, in]` is read as; of a NumPy array a view, to fill it by."""
-    return kept.swapaxes(-1, -2).reshape(kept.shape[:-2] + fan_in + fan_out)
 
 
 def constant(value: float, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:

@@ -8,10 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import verdicts
-from experiments.claims import cost, diagnosis, dynamics, heads, projections, scale, scores, trained_heads
+from experiments.claims import (
+    cost,
+    diagnosis,
+    dynamics,
+    heads,
+    positions,
+    projections,
+    scale,
+    scores,
+    trained_heads,
+)
 from experiments.verdicts import Claim, Evidence, Outcome
 
-TOPICS = (scores, scale, projections, heads, trained_heads, cost, diagnosis, dynamics)
+TOPICS = (scores, scale, projections, heads, trained_heads, positions, cost, diagnosis, dynamics)
 
 CLAIMS: Mapping[str, Claim] = {claim.id: claim for topic in TOPICS for claim in topic.CLAIMS}
 

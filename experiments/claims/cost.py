@@ -65,6 +65,25 @@ def _c2(e: Evidence) -> Decision:
     return Decision("refined", f"more FLOPs {where} only: {found}")
 
 
+def _c3(e: Evidence) -> Decision:
+    found = (
+        f"alone, the cache's bytes pass the weights' at {e['alone_least'].value:.2g} to {e['alone_most'].value:.2g} "
+        f"times the trained context, in a batch of 64 at {e['served_least'].value:.2g} to "
+        f"{e['served_most'].value:.2g} times, alone with weights of 4 bits from {e['quantized_least'].value:.2g} times "
+        f"on. Timed, at the longest context, a step takes ×{e['gqa'].value:.2f} with grouped heads, "
+        f"×{e['mqa'].value:.2f} with one key head and ×{e['rolling'].value:.2f} with a ring of what it takes with all "
+        f"heads, whose time doubles at ×{e['crossing_timed'].value:.2f} of the context where its bytes do"
+    )
+    inside_context = [below(e[name], 1.0) for name in ("alone_least", "alone_most", "served_least", "served_most")]
+    if None in inside_context:
+        return Decision("inconclusive", NEEDS)
+    if all(inside_context):
+        return Decision("confirmed", found)
+    if not any(inside_context):
+        return Decision("refuted", found)
+    return Decision("refined", f"it depends on batch, model and context: {found}")
+
+
 CLAIMS = (
     Claim(
         id="C1",
@@ -136,5 +155,32 @@ CLAIMS = (
             "bytes_training": "the same, forward and backward",
         },
         decide=_c2,
+    ),
+    Claim(
+        id="C3",
+        statement="The KV cache is the bottleneck of decoding.",
+        paper="Shazeer 2019, section 3; Pope et al. 2023, section 2",
+        prediction="Refined: alone, the weights are most of the bytes of a step up to the trained context and beyond; "
+        "in a batch of 64 the cache is, from a small part of it on. Grouped heads move the crossing by their factor, "
+        "and a ring stops the growth.",
+        rule="n* is the context at which the bytes of the cache that a step reads are those of the weights, counted. "
+        "Of n* over the trained context, bfloat16, the least and the most over the models, alone and in a batch of 64: "
+        "confirmed if all four are below 1; refuted if none is; refined if some are; inconclusive if an interval "
+        "straddles. Times are shown and decide nothing.",
+        scope="{models}: sizes as published. Time: {device}, float32, {layers} layers of {width}, batch {batch}, "
+        "{heads} heads of {head_width}, ring of {window}, contexts {contexts}, medians of {rounds} rounds. No "
+        "recurrent state, so far.",
+        evidence={
+            "alone_least": "n* over the trained context, batch 1, bfloat16, the least over models",
+            "alone_most": "the same, the most",
+            "served_least": "n* over the trained context, batch 64, bfloat16, the least over models",
+            "served_most": "the same, the most",
+            "quantized_least": "n* over the trained context, batch 1, weights of 4 bits, cache of 16, the least",
+            "crossing_timed": "context at which a step's time is twice that without a cache, over the one for bytes",
+            "gqa": "time of a step at the longest context, grouped heads over all heads",
+            "mqa": "the same, one key/value head",
+            "rolling": "the same, a ring",
+        },
+        decide=_c3,
     ),
 )

@@ -32,8 +32,12 @@ def table(losses: dict[float, list[float]], *, accuracy: float = 0.5) -> pd.Data
 
 
 def test_every_rate_and_seed_is_measured_at_every_evaluation():
-    rows = pd.DataFrame(train_arm(Arm("bigrams", Bigrams), TASK, BUDGET))
+    trained = {}
+    rows = pd.DataFrame(train_arm(Arm("bigrams", Bigrams), TASK, BUDGET, trained=trained))
     assert set(rows["measure"]) == {"loss", "accuracy"}
+    assert set(trained) == set(rows["rate"])
+    last = rows.query("step == 8 and measure == 'loss'").groupby("rate")["value"].apply(list)
+    assert {rate: found.rows[-1]["loss"] for rate, found in trained.items()} == dict(last)
     counts = rows.query("measure == 'loss'").groupby(["rate", "step"]).size()
     assert (counts == 3).all()
     assert set(rows["step"]) == {0, 4, 8}

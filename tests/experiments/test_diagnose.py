@@ -1,14 +1,21 @@
 """The diagnosis of a model, on small checkpoints written here: what it measures, what it refuses, what it reports."""
 
+import dataclasses
+import functools
 import re
 
 import numpy as np
 import pytest
+from flax import nnx
 
+import attn_jax
 from attn_jax import models
 from attn_jax.diagnostics import summarize_heads
+from attn_jax.nn import Transformer
 from experiments import diagnose, harness, texts
-from experiments.diagnose import EXPERIMENT, DiagnoseConfig
+from experiments.diagnose import EXPERIMENT, DiagnoseConfig, measured
+from experiments.diagnose.config import CONTROLS
+from experiments.diagnose.results import cube, of_documents
 from experiments.harness import InputError
 from tests.models import llama_files
 
@@ -24,7 +31,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(folder):
     return DiagnoseConfig(
-        model=str(folder / "small.gguf"), text_file=str(folder / "text.txt"), max_tokens=24, documents=6
+        model=(str(folder / "small.gguf"),), text_file=str(folder / "text.txt"), max_tokens=24, documents=6
     )
 
 
@@ -34,21 +41,68 @@ def result(config):
 
 
 def test_measures_are_those_of_the_model(config, result):
-    loaded = models.load(config.model)
+    loaded = models.load(config.model[0])
     name, text = texts.read(config.text_file)
     documents = texts.documents(text, loaded.tokenizer, count=6, length=24)
     assert name == "text.txt"
     assert documents.shape == (6, 24)
     _, summary = loaded.model(documents[3], observe=summarize_heads)
-    measured = diagnose.cube(result.measurements, "model", "normalized_entropy")
-    assert measured.shape == (6, llama_files.LAYERS, llama_files.N)
-    np.testing.assert_allclose(measured[3], summary.normalized_entropy, rtol=1e-6)
+    entropy = cube(result.measurements, *config.model, "model", "normalized_entropy")
+    assert entropy.shape == (6, llama_files.LAYERS, llama_files.N)
+    np.testing.assert_allclose(entropy[3], summary.normalized_entropy, rtol=1e-6)
 
 
 def test_controls_differ_where_they_should(config, result):
-    first = diagnose.cube(result.measurements, "model", "sink_mass")
-    for arm in diagnose.CONTROLS:
-        assert (diagnose.cube(result.measurements, arm, "sink_mass") != first).any()
+    first = cube(result.measurements, *config.model, "model", "sink_mass")
+    for arm in CONTROLS:
+        assert (cube(result.measurements, *config.model, arm, "sink_mass") != first).any()
+
+
+def test_losses_are_those_of_the_tokens_in_sight(config, result):
+    """The loss of a window by a dense mask, over the last half; in the whole, the model's own."""
+    loaded = models.load(config.model[0])
+    _, text = texts.read(config.text_file)
+    token_ids = texts.documents(text, loaded.tokenizer, count=6, length=24)[2]
+    state = nnx.state(loaded.model)
+    back = np.arange(24)[:, None] - np.arange(24)
+    sights = {
+        "all": back >= 0,
+        "window": (back >= 0) & (back < config.window),
+        "window_and_first": (back >= 0) & ((back < config.window) | (np.arange(24) < 4)),
+    }
+    assert config.window == 3
+    for arm, sight in sights.items():
+        attention = functools.partial(attn_jax.dot_product_attention, mask=sight)
+        other = Transformer(dataclasses.replace(loaded.config, attention_fn=attention), rngs=nnx.Rngs(0))
+        logits = np.asarray(nnx.merge(nnx.graphdef(other), state)(token_ids), np.float64)[11:-1]
+        logits -= logits.max(axis=-1, keepdims=True)
+        log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        expected = -log_p[np.arange(12), token_ids[12:]].mean()
+        np.testing.assert_allclose(
+            of_documents(result.measurements, *config.model, arm, "loss")[2], expected, rtol=1e-5
+        )
+    ratio = of_documents(result.measurements, *config.model, "model", "first_value_ratio")
+    assert (ratio > 0).all()
+
+
+def test_several_checkpoints_are_judged_together(folder):
+    """A decoder and an encoder, which has no loss and puts its own tokens around a text."""
+    config = DiagnoseConfig(
+        model=(str(folder / "small.gguf"), "minilm"), text_file=str(folder / "text.txt"), max_tokens=24, documents=2
+    )
+    result = diagnose.run(config)
+    d1, d6 = result.claims
+    assert "small.gguf, minilm; 2 documents of 24 tokens" in d1.scope
+    assert np.isfinite([d1.evidence["spearman_1"].value, d1.evidence["spearman_2"].value]).all()
+    assert np.isnan(d1.evidence["spearman_3"].value)
+    assert np.isfinite(d6.evidence["window_cost_1"].value)
+    assert np.isnan(d6.evidence["window_cost_2"].value)
+    assert cube(result.measurements, "minilm", "model", "sink_mass").shape == (2, 6, 12)
+    assert len(result.figure().axes) == 32
+    tokens = measured.documents(config, "minilm")
+    assert (tokens[:, 0] == 101).all()  # [CLS]
+    assert (tokens[:, -1] == 102).all()  # [SEP]
+    assert tokens.shape == (2, 24)
 
 
 def test_claims_name_their_scope(result):
@@ -56,13 +110,14 @@ def test_claims_name_their_scope(result):
     for outcome in result.claims:
         assert "small.gguf" in outcome.scope
         assert "6 documents of 24 tokens of text.txt" in outcome.scope
-        assert all(estimate.count == 6 for estimate in outcome.evidence.values())
+        assert {estimate.count for estimate in outcome.evidence.values()} == {6, None}
 
 
 def test_tables_and_figure(result):
-    layers, controls = result.tables
+    layers, controls, losses = result.tables
     assert len(layers.rows) == llama_files.LAYERS
     assert controls.rows[0][0] == "model"
+    assert len(losses.rows) == 1
     assert len(result.figure().axes) == 16  # eight maps and their scales
 
 
@@ -71,13 +126,13 @@ def test_logits_that_are_not_finite_are_reported_with_layer_and_head(folder):
     weights["blk.1.attn_q.weight"][llama_files.H] = np.inf  # a row of query head 1, layer 1
     llama_files.write(folder / "broken.gguf", weights=weights)
     config = DiagnoseConfig(
-        model=str(folder / "broken.gguf"), text_file=str(folder / "text.txt"), max_tokens=24, documents=2
+        model=(str(folder / "broken.gguf"),), text_file=str(folder / "text.txt"), max_tokens=24, documents=2
     )
     result = diagnose.run(config)
     broken = result.tables[0]
     assert broken.title.startswith("NOT FINITE")
     assert [row[:2] for row in broken.rows] == [("1", "1")]
-    entropy = diagnose.cube(result.measurements, "model", "normalized_entropy")
+    entropy = cube(result.measurements, *config.model, "model", "normalized_entropy")
     assert np.isnan(entropy[:, 1, 1]).all()
     assert np.isfinite(np.delete(entropy, 1, axis=2)).all()
     assert all("nan" not in cell for table in result.tables for row in table.rows for cell in row)
@@ -124,7 +179,9 @@ def test_bad_text(tmp_path, contents, message):
     [
         (["--model=smollm3"], "--model=smollm3: name_or_path must be one of 'smollm2'"),
         (["--model=absent.gguf"], "--model=absent.gguf: absent.gguf: no such file"),
-        (["--max_tokens=1"], "max_tokens must be at least 2, got 1"),
+        (["--model=smollm2,minilm,gemma3,a.gguf"], "model must name at most 3 checkpoints"),
+        (["--model=smollm2,smollm2"], "model must not repeat an item"),
+        (["--max_tokens=15"], "max_tokens must be at least 16, got 15"),
         (["--max_tokens=many"], "'many' is not an integer"),
         (["--documents=0"], "documents must be at least 1, got 0"),
         (["--text_file={folder}/one.txt"], "the text must have at least two tokens to route between, got 1"),
@@ -145,3 +202,17 @@ def test_wrong_flags_write_nothing(folder, tmp_path, capsys, flags, message):
     assert error.startswith("error: ")
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()
+
+
+def test_the_checkpoints_are_those_installed_unless_they_are_named(monkeypatch):
+    def find(name):
+        if name == "minilm":
+            raise FileNotFoundError(name)
+
+    monkeypatch.setattr(measured, "find", find)
+    measured._installed.cache_clear()
+    try:
+        assert measured.checkpoints(DiagnoseConfig()) == ("smollm2", "gemma3")
+        assert measured.checkpoints(DiagnoseConfig(model=("minilm",))) == ("minilm",)
+    finally:
+        measured._installed.cache_clear()

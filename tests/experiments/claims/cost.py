@@ -7,6 +7,8 @@ C2_HOLDS = {
     "flops_forward": 1.1, "flops_training": 1.2, "flops_causal": 1.1,
 }  # fmt: skip
 
+C3_MIXED = {"alone_least": 1.4, "alone_most": 14.0, "served_least": 0.02, "served_most": 0.2}
+
 CASES = {
     "C1": [
         ("confirmed", C1_HOLDS),
@@ -36,5 +38,13 @@ CASES = {
         ("inconclusive", {**C2_HOLDS, "error_ratio": (1.5, 2.5)}),
         ("inconclusive", {**C2_HOLDS, "memory_forward": (0.8, 1.3)}),
         ("inconclusive", {**C2_HOLDS, "flops_training": (0.9, 1.1)}),
+    ],
+    "C3": [
+        ("refined", C3_MIXED),
+        ("refined", {**C3_MIXED, "alone_least": 0.5}),
+        ("confirmed", {**C3_MIXED, "alone_least": 0.5, "alone_most": 0.9}),
+        ("refuted", {**C3_MIXED, "served_least": 1.2, "served_most": 3.0}),
+        ("inconclusive", {**C3_MIXED, "served_most": (0.8, 1.2)}),
+        ("refined", {**C3_MIXED, "crossing_timed": (0.1, 9.0), "mqa": (0.5, 2.0)}),  # times decide nothing
     ],
 }  # fmt: skip

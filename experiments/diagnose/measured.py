@@ -1,0 +1,171 @@
+"""What is measured: summaries of every head in every arm, and losses of decoders in a window."""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import attn_jax
+from attn_jax import masks, models
+from attn_jax.diagnostics import HeadSummary, summarize_heads
+from attn_jax.models.loading import find
+from attn_jax.nn import Transformer
+from attn_jax.typing import Array, Float
+from experiments import artifacts, texts
+from experiments.artifacts import Row
+from experiments.diagnose.config import CONTROLS, FIRST, INSTALLED, DiagnoseConfig
+from experiments.harness import InputError, Unit
+
+WINDOWS = ("all", "window", "window_and_first")
+
+
+def checkpoints(config: DiagnoseConfig) -> tuple[str, ...]:
+    """Those that were named, or all that are installed."""
+    return _installed() if config.model == (INSTALLED,) else config.model
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    found = []
+    for name in models.CHECKPOINTS:
+        try:
+            find(name)
+        except FileNotFoundError:
+            continue
+        found.append(name)
+    if not found:
+        raise InputError("no checkpoint is installed; name a file by --model")
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1)
+def load(name: str) -> models.LoadedModel:
+    """A checkpoint that has a tokenizer."""
+    try:
+        loaded = models.load(name)
+    except (ValueError, OSError) as error:
+        raise InputError(f"--model={name}: {error}") from error
+    if loaded.tokenizer is None:
+        raise InputError(f"--model={name}: it has no tokenizer")
+    return loaded
+
+
+@functools.lru_cache(maxsize=1)
+def _at_random(name: str, seed: int) -> Transformer:
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"random weights"))
+    return Transformer(load(name).config, rngs=nnx.Rngs(params=key))
+
+
+@functools.lru_cache(maxsize=1)
+def documents(config: DiagnoseConfig, name: str) -> np.ndarray:
+    """Token ids `[documents, T]`, with the special tokens that the checkpoint puts around a text."""
+    _, text = texts.read(config.text_file)
+    loaded = load(name)
+    assert loaded.tokenizer is not None  # `load` has seen to it
+    length = min(config.max_tokens, loaded.config.max_length or config.max_tokens)
+    return texts.documents(text, loaded.tokenizer, count=config.documents, length=length, special=True)
+
+
+def inputs(config: DiagnoseConfig) -> Mapping[str, str]:
+    """What is read, and its digests."""
+    name, text = texts.read(config.text_file)
+    sources = [load(checkpoint).source for checkpoint in checkpoints(config)]
+    return {**{source.name: artifacts.file_digest(source) for source in sources}, name: texts.digest(text)}
+
+
+def units(config: DiagnoseConfig) -> list[Unit]:
+    """A unit for each checkpoint, arm and document."""
+    found = []
+    for name in checkpoints(config):
+        label = f"{zlib.crc32(name.encode()):08x}" if "/" in name or "." in name else name
+        for i in range(len(documents(config, name))):
+            for arm in ("model", *CONTROLS):
+                found.append(
+                    Unit(f"{label}_{arm}_{i}", lambda name=name, arm=arm, i=i: summarize(config, name, arm, i))
+                )
+            if load(name).config.causal:
+                found.append(Unit(f"{label}_windows_{i}", lambda name=name, i=i: losses(config, name, i)))
+    return found
+
+
+def summarize(config: DiagnoseConfig, name: str, arm: str, document: int) -> list[Row]:
+    """One document through one arm: a row for each layer, head and measure."""
+    token_ids = documents(config, name)[document]
+    rng = np.random.default_rng([config.seed, document])
+    model = load(name).model
+    if arm == "random_weights":
+        model = _at_random(name, config.seed)
+    elif arm == "shuffled_tokens":
+        token_ids = rng.permutation(token_ids)
+    elif arm == "other_first_token":
+        others = np.setdiff1d(np.arange(model.config.vocabulary_size), token_ids[:1])
+        token_ids = np.concatenate([[rng.choice(others)], token_ids[1:]]).astype(np.int32)
+    summary = _summary(model, token_ids)
+    rows = []
+    for field in dataclasses.fields(HeadSummary):
+        values = np.asarray(getattr(summary, field.name), np.float64)  # [L, N]
+        for layer, head in np.ndindex(values.shape):
+            at = {"checkpoint": name, "arm": arm, "document": document, "layer": layer, "head": head}
+            rows.append({**at, "measure": field.name, "value": float(values[layer, head])})
+    return rows
+
+
+@jax.jit
+def _summary(model: Transformer, token_ids: Array) -> HeadSummary:
+    return model(token_ids, observe=summarize_heads)[1]  # under jit, so that nobody computes the logits
+
+
+def losses(config: DiagnoseConfig, name: str, document: int) -> list[Row]:
+    """The loss of the last half of a document under each window, in nats a token; and the first token's value norm."""
+    model, token_ids = load(name).model, documents(config, name)[document]
+    at = {"checkpoint": name, "document": document}
+    rows: list[Row] = []
+    for window in WINDOWS:
+        attention = _attention(None if window == "all" else config.window, window == "window_and_first")
+        loss = float(_loss(_with_attention(model, attention), token_ids))
+        rows.append({**at, "arm": window, "measure": "loss", "value": loss})
+    ratios = np.asarray(_value_ratios(model, token_ids), np.float64)  # [L, K]
+    return [*rows, {**at, "arm": "model", "measure": "first_value_ratio", "value": float(np.median(ratios))}]
+
+
+@functools.cache  # one function for one window: a configuration that holds it is then equal to the last one
+def _attention(window: int | None, first: bool) -> Callable[..., Any]:
+    if window is None:
+        return attn_jax.dot_product_attention
+    mask = masks.SlidingWindow(window)
+    return functools.partial(attn_jax.dot_product_attention, mask=mask | masks.GlobalTokens(FIRST) if first else mask)
+
+
+def _with_attention(model: Transformer, attention: Callable[..., Any]) -> Transformer:
+    """The same parameters in a model whose attention is another."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(
+        dataclasses.replace(model.config, attention_fn=attention), rngs=nnx.Rngs(0)
+    )))  # fmt: skip
+    del state
+    return nnx.merge(graph, nnx.state(model))
+
+
+@jax.jit
+def _loss(model: Transformer, token_ids: Array) -> Array:
+    half = token_ids.shape[0] // 2
+    logits = model(token_ids)[half - 1 : -1]
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), token_ids[half:, None], axis=-1)
+    return -chosen.mean()
+
+
+@jax.jit
+def _value_ratios(model: Transformer, token_ids: Array) -> Float[Array, "l k"]:
+    """The norm of the first token's value over the median of the others', of each key/value head."""
+
+    def ratio(query: Array, key: Array, value: Array, **options: Any) -> Float[Array, " k"]:
+        del query, key, options
+        norms = jnp.linalg.norm(value.astype(jnp.float32), axis=-1)  # [T, K]
+        return norms[0] / jnp.median(norms[1:], axis=0)
+
+    return model(token_ids, observe=ratio)[1]

@@ -27,6 +27,7 @@ setup(
     extras_require={
         "models": [  # real checkpoints
             "gguf>=0.19",
+            "jinja2>=3.1",  # chat templates, in its sandbox
             "safetensors>=0.4.5",
             "tokenizers>=0.20",
         ],

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = """
 from jaxtyping import install_import_hook
 # All but the loop and its squares, pytrees that JAX rebuilds with things in them that are no arrays.
-exact = [f"attn_jax.exact.{name}" for name in ("arguments", "attention", "dense", "dropout", "online", "tiles", "kernels")]
+exact = [f"attn_jax.exact.{name}" for name in ("arguments", "attention", "cache", "merge", "dense", "dropout", "online", "tiles", "kernels")]
 others = ("biases", "checks", "diagnostics", "masks", "nn", "positions", "projections", "scaling", "training")
 hook = install_import_hook([*exact, *(f"attn_jax.{name}" for name in others)], "beartype.beartype")
 

@@ -39,7 +39,7 @@ def merge_attention(
     Reference: Milakov & Gimelshein 2018, section 3.1.
 
     >>> output, logsumexp = merge_attention([jnp.ones((1, 1, 1)), jnp.zeros((1, 1, 1))], [jnp.zeros((1, 1))] * 2)
-    >>> float(output), round(float(logsumexp), 4)
+    >>> output.item(), round(logsumexp.item(), 4)
     (0.5, 0.6931)
     """
     outputs = [checks.floating_array("outputs", x) for x in outputs]

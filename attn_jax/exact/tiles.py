@@ -77,14 +77,15 @@ def choose_blocks(square: Square, num_kv_heads: int, wanted: Blockwise, mask: ma
 def _blocks(square: Square, num_kv_heads: int, wanted: Blockwise, side: tuple[int, int], masked: bool) -> Blocks:
     *batch, num_heads, query_length, key_length = square.kept
     groups = num_heads // max(num_kv_heads, 1)
-    queries = min(wanted.queries or max(min(side[0], 128), side[0] // max(groups, 1)), query_length)
+    entries = wanted.entries or (MASKED_ENTRIES if masked else PLAIN_ENTRIES)
+    fitting = max(entries // (max(groups, 1) * side[1]), 128)  # queries of all groups of a head that fit a step
+    queries = min(wanted.queries or min(side[0], fitting), query_length)
     rows = max(groups * queries, 1)
     # Few queries (a step of decoding) take more keys at once.
     keys = min(wanted.keys or min(max(side[1], side[0] * side[1] // rows), 4096), key_length)
-    entries = wanted.entries or (MASKED_ENTRIES if masked else PLAIN_ENTRIES)
-    fitting = max(entries // max(rows * keys, 1), 1)
-    kv_heads = _divisor(num_kv_heads, fitting)
-    items = _divisor(batch[-1], fitting // kv_heads) if batch and kv_heads == num_kv_heads else 1
+    products = max(entries // max(rows * keys, 1), 1)
+    kv_heads = _divisor(num_kv_heads, products)
+    items = _divisor(batch[-1], products // kv_heads) if batch and kv_heads == num_kv_heads else 1
     return Blocks(items, kv_heads, queries, keys)
 
 

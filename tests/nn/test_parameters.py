@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from attn_jax.nn import Transformer, TransformerConfig
-from attn_jax.nn.parameters import OutputMajor, as_read
+from attn_jax.nn.parameters import OutputMajor
 
 CONFIG = TransformerConfig(17, 3, 12, 6, num_kv_heads=2, head_width=4, mlp_width=10, head="untied")
 IDS = np.arange(5)
@@ -32,8 +32,7 @@ def pair():
             fan_in, fan_out = metadata["fan_in"], metadata["fan_out"]
             weight = np.asarray(variable[...])
             stack = weight.shape[: weight.ndim - len(fan_in + fan_out)]
-            kept = np.empty((*stack, math.prod(fan_out), math.prod(fan_in)), np.float32)
-            as_read(kept, fan_in, fan_out)[...] = weight
+            kept = weight.reshape(*stack, math.prod(fan_in), math.prod(fan_out)).swapaxes(-1, -2)
             variable = OutputMajor(jnp.asarray(kept), fan_in=fan_in, fan_out=fan_out)
             changed.add(path[-1])
         flat.append((path, variable))

@@ -1,6 +1,7 @@
 """The kernels, interpreted against the oracle, and lowered for the machines that are not here."""
 
 import functools
+import math
 import re
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 
 import attn_jax
 from attn_jax import diagnostics
+from attn_jax.exact import tiles
+from attn_jax.exact.kernels import adapter
 from attn_jax.exact.kernels.pallas import STATISTICS, flash_attention
 from attn_jax.exact.kernels.visits import Visits, in_turn
 from tests import oracles
@@ -279,3 +282,19 @@ def test_a_problem_it_does_not_take(call, options, message):
     }
     with pytest.raises(ValueError, match=message):
         functions[call](implementation="pallas", **options)
+
+
+def test_a_long_square_is_looked_at_in_few_tiles(monkeypatch):
+    """Whether the kernel could run is asked of every call: not by 67 million tiles of a square of 131,072."""
+    looked = []
+
+    def make_plan(square, blocks, *rest):
+        sizes = blocks.queries, blocks.keys
+        looked.append(math.prod(-(-n // size) for n, size in zip(square.shape[-2:], sizes, strict=True)))
+        return tiles.make_plan(square, blocks, *rest)
+
+    monkeypatch.setattr(adapter, "make_plan", make_plan)
+    x = jax.ShapeDtypeStruct((131072, 1, 8), jnp.float32)
+    jax.eval_shape(lambda x: attn_jax.dot_product_attention(x, x, x, is_causal=True), x)
+    assert looked
+    assert max(looked) <= 64 * 64

@@ -21,6 +21,8 @@ _PRECISION = {
     jax.lax.Precision.HIGHEST: "highest",
 }
 
+_LOOKED_AT = 64  # tiles a side, to see whether a mask's are known when the program is traced
+
 
 def refuse(problem: Problem) -> str | None:
     """Why the kernel cannot do a problem, or None."""
@@ -50,7 +52,8 @@ def refuse(problem: Problem) -> str | None:
         shape = jax.eval_shape(lambda: mask.evaluate(problem.tile)).shape
         if any(length != 1 for length in shape[:-2]):
             return "it takes masks that are one for all items and heads"
-        if not all(isinstance(x, np.ndarray) for x in _plan(mask, problem.square, (16, 16))):
+        few = max(16, *(length // _LOOKED_AT for length in problem.square.shape[-2:]))  # not the square of a long one
+        if not all(isinstance(x, np.ndarray) for x in _plan(mask, problem.square, (few, few))):
             return "it takes masks whose tiles are known when the program is traced"
     return None
 

@@ -20,12 +20,12 @@ from attn_jax.typing import Array, Int
 
 # Measured on CPU (`experiments/benchmarks/attention.py`). A step must be worth waking the other cores, and fit the
 # caches: sizes of a tile, and logits of a step. Where a mask cuts tiles small ones touch less of what it hides, but
-# each visit costs as much as so many logits, and a product below so many logits stays on one core, where a logit costs
-# half as much again.
-PLAIN, MASKED = ((2048, 1024),), ((512, 512), (256, 256), (128, 128))
+# their products do not fill the cores: a logit of a tile costs more by `SMALL` for each halving of the tile below
+# `LARGE`, at most twice as much, and `MIXED` times as much where the mask is evaluated; a visit costs `VISIT` logits.
+PLAIN, MASKED = ((2048, 1024),), ((512, 512), (256, 256), (128, 128), (64, 64))
 PLAIN_ENTRIES, MASKED_ENTRIES = 2**21, 2**20
-VISIT = 2**16
-ONE_CORE = 2**17
+LARGE, SMALL, MIXED, VISIT = 2**18, 0.3, 1.15, 2**13
+_MOST_TILES = 2**20  # more are not worth a look when the program is traced
 _LOOK_AT = 2**20  # a mask of so many entries is looked at when the program is traced
 
 
@@ -92,15 +92,20 @@ def _blocks(square: Square, num_kv_heads: int, wanted: Blockwise, side: tuple[in
 def _cost(square: Square, blocks: Blocks, num_kv_heads: int, mask: masks.Mask | None) -> float | None:
     """What all visits cost, in logits; None where the tiles that they touch are not known yet."""
     grid = Grid(square, (blocks.queries, blocks.keys))
-    some = grid.constant(True) if mask is None else mask.bounds(grid)[0]
-    if not isinstance(some, np.ndarray):
+    if math.prod(grid.counts) > _MOST_TILES:
+        return math.inf
+    some, every = (grid.constant(True),) * 2 if mask is None else mask.bounds(grid)
+    if not (isinstance(some, np.ndarray) and isinstance(every, np.ndarray)):
         return None
-    visits = np.broadcast_to(some, np.broadcast_shapes(some.shape, (1,) * (some.ndim - 2) + grid.counts)).sum()
+    mixed = some & ~every
+    shape = np.broadcast_shapes(mixed.shape, (1,) * (mixed.ndim - 2) + grid.counts)
+    visits, cut = (float(np.broadcast_to(x, shape).sum()) for x in (some, mixed))
     groups = square.shape[-3] // max(num_kv_heads, 1)
-    product = groups * blocks.queries * blocks.keys  # the logits of one key/value head
+    product = max(groups * blocks.queries * blocks.keys, 1)  # the logits of one key/value head
+    halvings = max(math.log2(LARGE / product), 0.0)
+    logits = blocks.items * blocks.kv_heads * product * min(1 + SMALL * halvings, 2.0)
     steps = math.prod(chunk_counts(square, blocks, num_kv_heads))
-    logits = blocks.items * blocks.kv_heads * product * (1.5 if product < ONE_CORE else 1.0)
-    return float(visits) * steps * (VISIT + logits)
+    return steps * (visits * (VISIT + logits) + cut * (MIXED - 1) * logits)
 
 
 def _divisor(length: int, most: int) -> int:

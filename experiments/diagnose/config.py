@@ -32,7 +32,7 @@ class DiagnoseConfig(Config):
         f"at most {MOST_MODELS} checkpoints ({', '.join(models.CHECKPOINTS)}) or paths; {INSTALLED}: those there are",
     )
     text_file: str = option("", f"UTF-8 text to read; empty: {texts.DEFAULT_NAME}, which comes with Python")
-    max_tokens: int = option(384, "tokens of a document", least=16, most=8192)
+    max_tokens: int = option(256, "tokens of a document", least=16, most=8192)
     documents: int = option(5, "documents, evenly spread over the text", least=1, most=256)
 
     def __post_init__(self) -> None:

@@ -167,7 +167,7 @@ class Transformer(nnx.Module):
             A tuple, in the order of `config.layer_pattern`.
         """
         config = self.config
-        batch = (batch,) if isinstance(batch, int) else tuple(batch)
+        batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
         capacity = checks.positive_int("capacity", capacity)
         if config.max_length is not None and capacity > config.max_length:
             raise ValueError(f"capacity must be at most max_length = {config.max_length}, got {capacity}")

@@ -19,6 +19,7 @@ from attn_jax.nn import Transformer
 from attn_jax.typing import Array, Float
 from experiments import artifacts, texts
 from experiments.artifacts import Row
+from experiments.checkpoints import at_random, load
 from experiments.diagnose.config import CONTROLS, FIRST, INSTALLED, DiagnoseConfig
 from experiments.harness import InputError, Unit
 
@@ -42,24 +43,6 @@ def _installed() -> tuple[str, ...]:
     if not found:
         raise InputError("no checkpoint is installed; name a file by --model")
     return tuple(found)
-
-
-@functools.lru_cache(maxsize=1)
-def load(name: str) -> models.LoadedModel:
-    """A checkpoint that has a tokenizer."""
-    try:
-        loaded = models.load(name)
-    except (ValueError, OSError) as error:
-        raise InputError(f"--model={name}: {error}") from error
-    if loaded.tokenizer is None:
-        raise InputError(f"--model={name}: it has no tokenizer")
-    return loaded
-
-
-@functools.lru_cache(maxsize=1)
-def _at_random(name: str, seed: int) -> Transformer:
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"random weights"))
-    return Transformer(load(name).config, rngs=nnx.Rngs(params=key))
 
 
 @functools.lru_cache(maxsize=1)
@@ -100,7 +83,7 @@ def summarize(config: DiagnoseConfig, name: str, arm: str, document: int) -> lis
     rng = np.random.default_rng([config.seed, document])
     model = load(name).model
     if arm == "random_weights":
-        model = _at_random(name, config.seed)
+        model = at_random(name, config.seed)
     elif arm == "shuffled_tokens":
         token_ids = rng.permutation(token_ids)
     elif arm == "other_first_token":

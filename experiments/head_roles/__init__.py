@@ -9,24 +9,21 @@ token last time, to a verb's subject and to a pronoun's antecedent; beside the s
 """
 
 import dataclasses
-import functools
-import zlib
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from flax import nnx
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
 import attn_jax
 from attn_jax import models
-from attn_jax.nn import Transformer
 from attn_jax.typing import Array, Float
 from experiments import artifacts, claims, estimates, figures, harness, texts
 from experiments.artifacts import Row
+from experiments.checkpoints import at_random, load
 from experiments.claims.diagnosis import ROLE_LINES
 from experiments.config import Config, option
 from experiments.harness import Experiment, InputError, Result, Unit
@@ -48,32 +45,22 @@ class RolesConfig(Config):
     max_tokens: int = option(128, "tokens of each", least=32, most=1024)
 
 
-@functools.lru_cache(maxsize=1)
-def _load(model: str) -> models.LoadedModel:
-    try:
-        loaded = models.load(model)
-    except (ValueError, OSError) as error:
-        raise InputError(f"--model={model}: {error}") from error
-    if not loaded.config.causal or loaded.tokenizer is None:
-        raise InputError(f"--model={model}: must be a decoder with a tokenizer")
+def _decoder(model: str) -> models.LoadedModel:
+    loaded = load(model)
+    if not loaded.config.causal:
+        raise InputError(f"--model={model}: must be a decoder")
     return loaded
 
 
 def _tokenizer(model: str) -> Tokenizer:
-    tokenizer = _load(model).tokenizer
-    assert tokenizer is not None  # `_load` has seen to it
+    tokenizer = _decoder(model).tokenizer
+    assert tokenizer is not None  # `load` has seen to it
     return tokenizer
-
-
-@functools.lru_cache(maxsize=1)
-def _at_random(model: str, seed: int) -> Transformer:
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"random weights"))
-    return Transformer(_load(model).config, rngs=nnx.Rngs(params=key))
 
 
 def inputs(config: RolesConfig) -> Mapping[str, str]:
     name, text = texts.read(config.text_file)
-    source = _load(config.model).source
+    source = _decoder(config.model).source
     return {source.name: artifacts.file_digest(source), name: texts.digest(text)}
 
 
@@ -100,7 +87,7 @@ def probe(config: RolesConfig, role: str) -> probes.Probe:
 def measure(config: RolesConfig, arm: str, role: str) -> list[Row]:
     """A row for each example, layer and head."""
     asked = probe(config, role)
-    model = _load(config.model).model if arm == "model" else _at_random(config.model, config.seed)
+    model = _decoder(config.model).model if arm == "model" else at_random(config.model, config.seed)
     examples, sentences, length = asked.token_ids.shape
     token_ids, lengths = asked.token_ids.reshape(-1, length), asked.lengths.reshape(-1)
     target = asked.target.reshape(-1, length, length)

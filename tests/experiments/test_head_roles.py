@@ -127,3 +127,5 @@ def test_a_run_on_a_real_model():
 def test_a_model_that_cannot_be_probed():
     with pytest.raises(InputError, match="--model=nonsense: name_or_path must be one of"):
         head_roles.run(RolesConfig(model="nonsense"))
+    with pytest.raises(InputError, match="--model=minilm: must be a decoder"):
+        head_roles.run(RolesConfig(model="minilm"))

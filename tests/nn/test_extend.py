@@ -130,6 +130,7 @@ def test_dynamic_ntk_turns_all_keys_by_the_capacity():
             lambda m: m.extend(IDS, m.empty_cache(2, 9), np.array([10, 1])),
             r"lengths must lie in 0\.\.9, got values in 1\.\.10",
         ),
+        (DECODER, lambda m: m.empty_cache(1.5, 4), "batch must be an integer"),
         (DECODER, lambda m: m.empty_cache(2, 0), "capacity must be at least 1, got 0"),
         (ENCODER, lambda m: m.extend(IDS[:, :8], m.empty_cache(2, 8)), "extend needs is_causal=True"),
         (ENCODER, lambda m: m.empty_cache(2, 9), "capacity must be at most max_length = 8, got 9"),

@@ -313,6 +313,88 @@ def statistics(forward: Attention) -> dict[str, np.ndarray]:
     return fields
 
 
+# Recurrences.
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+    """One pass of S_t = a_t ⊙ S_{t-1} + k_t v_tᵀ, o_t = q_t S_t, token by token, with all that lies on the way."""
+
+    output: np.ndarray  # [*B, T, N, V]
+    memories: np.ndarray  # [S + 1, *B, N, R, V], the one before the first token first; one column more if normalised
+    query: np.ndarray  # [*B, T, N, R]
+    key: np.ndarray  # [*B, S, N, R], of the query heads; 0 where it does not count, like its value
+    value: np.ndarray  # [*B, S, N, V], with a column of ones if normalised
+    decay: np.ndarray  # [*B, S, N, R], 1 where the step does not count
+    normalize: bool
+    is_causal: bool
+    num_kv_heads: int
+
+
+def recurrence(
+    query, key, value, log_decay=None, *, normalize=False, is_causal=True, counted=None, memory=None
+) -> Recurrence:
+    """The linear recurrence by its definition; `log_decay` `[N]`, `[*B, T, N]` or `[*B, T, N, R]`, `counted` `[*B, S]`.
+
+    `memory` is what there is before, `[*B, N, R, V]`, its last column the normaliser if there is one.
+    """
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    (*batch, _, N, R), (S, K) = query.shape, key.shape[-3:-1]
+    counted = np.ones((*batch, S), bool) if counted is None else np.asarray(counted)
+    key, value = (np.where(counted[..., None, None], x, 0) for x in (key, value))
+    if normalize:
+        value = np.concatenate([value, np.where(counted[..., None, None], np.ones_like(value[..., :1]), 0)], -1)
+    key, value = _per_query_head(key, N), _per_query_head(value, N)
+    decay = np.exp(np.asarray(0.0 if log_decay is None else log_decay, np.float64))
+    if decay.ndim < query.ndim:
+        decay = decay[..., None]
+    decay = np.where(counted[..., None, None], np.broadcast_to(decay, (*batch, S, N, R)), 1)
+    memories = [np.zeros((*batch, N, R, value.shape[-1])) if memory is None else np.asarray(memory, np.float64)]
+    for t in range(S):
+        added = key[..., t, :, :, None] * value[..., t, :, None, :]
+        memories.append(decay[..., t, :, :, None] * memories[-1] + added)
+    memories = np.stack(memories)
+    read = np.moveaxis(memories[1:], 0, -4) if is_causal else memories[-1][..., None, :, :, :]
+    output = np.einsum("...r,...rv->...v", query, np.broadcast_to(read, (*query.shape, value.shape[-1])))
+    if normalize:
+        weight = output[..., -1:]
+        output = np.where(weight == 0, 0, output[..., :-1] / np.where(weight == 0, 1, weight))
+    return Recurrence(output, memories, query, key, value, decay, normalize, is_causal, K)
+
+
+def recurrence_gradients(forward: Recurrence, d_output) -> dict[str, np.ndarray]:
+    """Pulls a cotangent of the output back, token by token, to query, key, value, initial memory and every log-decay."""
+    d_output = np.asarray(d_output, np.float64)
+    query, key, value, decay, memories = (getattr(forward, x) for x in ("query", "key", "value", "decay", "memories"))
+    S = key.shape[-3]
+    read = np.moveaxis(memories[1:], 0, -4) if forward.is_causal else memories[-1][..., None, :, :, :]
+    if forward.normalize:  # o = n / w: dn = do / w, dw = -Σ do o / w
+        weight = np.einsum("...r,...r->...", query, np.broadcast_to(read[..., -1], query.shape))[..., None]
+        scaled = np.where(weight == 0, 0, d_output / np.where(weight == 0, 1, weight))
+        d_output = np.concatenate([scaled, -(scaled * forward.output).sum(-1, keepdims=True)], -1)
+    d_query = np.einsum("...v,...rv->...r", d_output, np.broadcast_to(read, (*query.shape, value.shape[-1])))
+    by_query = query[..., :, None] * d_output[..., None, :]  # [*B, T, N, R, V], what each query says of the memory
+    d_memory = np.zeros(memories.shape[1:]) if forward.is_causal else by_query.sum(-4)
+    d_key, d_value, d_log = np.zeros_like(key), np.zeros_like(value), np.zeros_like(decay)
+    for t in reversed(range(S)):
+        if forward.is_causal:
+            d_memory = d_memory + by_query[..., t, :, :, :]
+        d_key[..., t, :, :] = np.einsum("...rv,...v->...r", d_memory, value[..., t, :, :])
+        d_value[..., t, :, :] = np.einsum("...rv,...r->...v", d_memory, key[..., t, :, :])
+        d_log[..., t, :, :] = decay[..., t, :, :] * (d_memory * memories[t]).sum(-1)
+        d_memory = decay[..., t, :, :, None] * d_memory
+    K = forward.num_kv_heads
+    d_value = d_value[..., :-1] if forward.normalize else d_value
+    return {
+        "query": d_query, "key": _sum_groups(d_key, K), "value": _sum_groups(d_value, K), "log_decay": d_log,
+        "memory": d_memory,
+    }  # fmt: skip
+
+
+def elu_plus_one(x):
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
 def _positions(batch, length, offset, explicit) -> np.ndarray:
     if explicit is not None:
         return np.broadcast_to(np.asarray(explicit, np.int64), (*batch, length))

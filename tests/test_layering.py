@@ -12,8 +12,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
     {"typing"}, {"checks"}, {"lazy"}, {"hashing"},
     {"projections", "scaling", "positions", "masks", "biases"},
-    {"exact", "linear", "routed", "lowrank"},
-    {"parallel", "diagnostics", "audit"},
+    {"exact", "linear"},
+    {"routed", "lowrank"},
+    {"parallel", "diagnostics"}, {"audit"},
     {"nn"},
     {"models", "training"},
     {"attn_jax"},  # the public names of `attn_jax/__init__.py`

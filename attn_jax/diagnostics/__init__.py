@@ -1,6 +1,8 @@
 """Measurements of attention: arrays in, numbers out."""
 
+from attn_jax.diagnostics.approximation import Approximation, Candidate, approximation_report
 from attn_jax.diagnostics.attention_spectra import AttentionSpectrum, attention_spectrum
+from attn_jax.diagnostics.costs import Work
 from attn_jax.diagnostics.entropy import (
     entropy,
     entropy_from_logits,
@@ -35,11 +37,15 @@ from attn_jax.diagnostics.symmetry import matrix_symmetry, score_asymmetry, weig
 __all__ = [
     "ALL",
     "DEFAULT",
+    "Approximation",
     "AttentionSpectrum",
     "AttentionStatistics",
+    "Candidate",
     "HeadSummary",
     "NamedScale",
     "Ranks",
+    "Work",
+    "approximation_report",
     "attention_spectrum",
     "attention_statistics",
     "attention_with_statistics",

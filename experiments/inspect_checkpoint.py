@@ -106,7 +106,7 @@ def _positions(config: TransformerConfig) -> str:
         table = f", at most {config.max_length}" if config.max_length else ""
         types = f"; {config.num_token_types} token types" if config.num_token_types else ""
         return f"{config.positions}{table}{types}"
-    pattern = config.layer_attention
+    pattern = [kind for kind in config.layer_attention if kind is not None]  # all: a checkpoint has no other mixers
     lines = []
     for kind in dict.fromkeys(pattern):
         layers = [layer for layer in range(config.num_layers) if pattern[layer % len(pattern)] == kind]
@@ -140,7 +140,9 @@ def _norms(config: TransformerConfig) -> str:
 def _logits(config: TransformerConfig) -> str:
     cap = f", soft cap {config.logits_soft_cap:g}" if config.logits_soft_cap else ""
     scaled = ", embeddings times √D" if config.scale_embedding else ""
-    return f"query · key times {config.layer_attention[0].scale:.6g}{cap}{scaled}"
+    first = config.layer_attention[0]
+    assert first is not None
+    return f"query · key times {first.scale:.6g}{cap}{scaled}"
 
 
 def _size(opened: OpenedCheckpoint) -> str:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax import checks
-from attn_jax.exact.cache import KVCache
 from attn_jax.nn import parameters
 from attn_jax.nn.attention import MultiHeadAttention
 from attn_jax.nn.config import TransformerConfig
+from attn_jax.nn.mixers import make_mixer
 from attn_jax.nn.mlp import MLP
 from attn_jax.nn.norms import make_norm, normalize
 from attn_jax.nn.parameters import Initializer
@@ -20,7 +20,7 @@ from attn_jax.typing import ArrayLike, Float, Int
 
 
 class TransformerBlock(nnx.Module):
-    """A block with its norms before the branches or after them.
+    """A block with its norms before the branches or after them; attention may be another mixer of tokens.
 
         pre:   x = x + attention(attention_norm(x));  x = x + mlp(mlp_norm(x))
         post:  x = attention_norm(x + attention(x));  x = mlp_norm(x + mlp(x))
@@ -28,10 +28,12 @@ class TransformerBlock(nnx.Module):
                x = x + mlp_output_norm(mlp(mlp_norm(x)))
 
     Sub-modules: `attention_norm`, `attention` (`MultiHeadAttention`), `mlp_norm`, `mlp` (`MLP`), and with both the two
-    output norms, else None.
+    output norms, else None. With another word in `config.mixer` there is `mixer` in the place of `attention`, which is
+    None.
 
     Args:
         config: the sizes and choices.
+        kind: which layer of the period of `config.layer_mixers`.
         kernel_init: initializer of the weights, seen as matrices `[fan in, fan out]`; LeCun by default.
         rngs: the stream `params` draws the weights.
 
@@ -39,7 +41,7 @@ class TransformerBlock(nnx.Module):
     """
 
     def __init__(
-        self, config: TransformerConfig, *, kernel_init: Initializer = parameters.lecun, rngs: nnx.Rngs
+        self, config: TransformerConfig, *, kind: int = 0, kernel_init: Initializer = parameters.lecun, rngs: nnx.Rngs
     ) -> None:
         if not isinstance(config, TransformerConfig):
             raise TypeError(f"config must be a TransformerConfig, got {config!r}")
@@ -50,18 +52,23 @@ class TransformerBlock(nnx.Module):
         both = config.norm_position == "both"
         self.attention_norm = make_norm(config.norm, config.model_width, **norm)
         self.attention_output_norm = make_norm(config.norm, config.model_width, **norm) if both else None
-        self.attention = MultiHeadAttention(
-            config.model_width,
-            config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_width=config.head_width,
-            value_width=config.value_width,
-            precision=config.precision,
-            kernel_init=kernel_init,
-            rngs=rngs,
-            **dtypes,
-            **config.layer_attention[0].options(),
-        )
+        own, attention, mixer = config.layer_attention[kind], None, None
+        if own is None:
+            mixer = make_mixer(config.layer_mixers[kind], config, kernel_init=kernel_init, rngs=rngs)
+        else:
+            attention = MultiHeadAttention(
+                config.model_width,
+                config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_width=config.head_width,
+                value_width=config.value_width,
+                precision=config.precision,
+                kernel_init=kernel_init,
+                rngs=rngs,
+                **dtypes,
+                **own.options(),
+            )
+        self.attention, self.mixer = attention, mixer
         self.mlp_norm = make_norm(config.norm, config.model_width, **norm)
         self.mlp_output_norm = make_norm(config.norm, config.model_width, **norm) if both else None
         self.mlp = MLP(
@@ -91,23 +98,48 @@ class TransformerBlock(nnx.Module):
             deterministic: True in evaluation; False in training, where dropout is on.
             dropout_rng: the key of dropout, needed if it is on.
             **options: of `MultiHeadAttention.__call__`: positions, bias, mask, lengths, return_statistics, observe.
+                Another mixer takes the lengths, which are the same of queries and keys.
 
         Returns:
             The output, or a tuple `(output, statistics, observed)` of it and what was asked for.
+
+        Raises:
+            ValueError, TypeError: on a wrong argument; on one that the mixer does not have.
         """
         dropping = not checks.boolean("deterministic", deterministic) and self.dropout_rate > 0
         keys = (*split_dropout_key(dropout_rng, self.dropout_rate),) if dropping else (None, None, None)
-        attend = functools.partial(self.attention, deterministic=deterministic, dropout_rng=keys[0], **options)
+        if self.mixer is not None:
+            attend = functools.partial(self.mixer, lengths=self._mixer_lengths(**options))
+        else:
+            assert self.attention is not None
+            attend = functools.partial(self.attention, deterministic=deterministic, dropout_rng=keys[0], **options)
         x, extras = self._branches(checks.floating_array("x", x), attend, keys[1:])
         return (x, *extras) if extras else x
 
     def extend(
-        self, x: Float[ArrayLike, "*b t d"], cache: KVCache, *, lengths: Int[ArrayLike, "*b"] | None = None
-    ) -> tuple[Float[jax.Array, "*b t d"], tuple[jax.Array, jax.Array]]:
-        """The block of `x` that continues a cached sequence, and its keys and values: `MultiHeadAttention.extend`."""
-        attend = functools.partial(self.attention.extend, cache=cache, lengths=lengths)
-        x, (new,) = self._branches(checks.floating_array("x", x), attend)
+        self, x: Float[ArrayLike, "*b t d"], cache: Any, *, lengths: Int[ArrayLike, "*b"] | None = None
+    ) -> tuple[Float[jax.Array, "*b t d"], Any]:
+        """The block of `x` that continues a sequence, and what `MultiHeadAttention.extend` returns besides its output,
+        keys and values, or the state of another mixer after `x`."""
+        mixer = self.attention or self.mixer
+        assert mixer is not None
+        x, (new,) = self._branches(checks.floating_array("x", x), lambda x: mixer.extend(x, cache, lengths=lengths))
         return x, new
+
+    def _mixer_lengths(
+        self,
+        *,
+        query_seq_lengths: Int[ArrayLike, "*b"] | None = None,
+        key_value_seq_lengths: Int[ArrayLike, "*b"] | None = None,
+        **options: Any,
+    ) -> Int[ArrayLike, "*b"] | None:
+        """The lengths among the options of attention; a mixer has no others."""
+        given = [name for name, option in options.items() if option is not None and option is not False]
+        if given:
+            raise ValueError(f"{given[0]} belongs to attention, which this block does not have: {self.mixer!r}")
+        if query_seq_lengths is not key_value_seq_lengths:
+            raise ValueError("query_seq_lengths and key_value_seq_lengths must be the same array for a mixer")
+        return query_seq_lengths
 
     def _branches(
         self, x: jax.Array, attend: Callable[[jax.Array], Any], keys: Sequence[jax.Array | None] = (None, None)

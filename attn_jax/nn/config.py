@@ -7,6 +7,7 @@ from typing import Any
 
 from attn_jax import checks
 from attn_jax.exact.attention import dot_product_attention
+from attn_jax.nn.mixers import ATTENTION_WORDS, READERS, WORDS, MixerOptions
 from attn_jax.nn.mlp import ACTIVATIONS
 from attn_jax.nn.norms import NORMS
 from attn_jax.nn.options import AttentionConfig, LayerOptions, fill_sizes
@@ -54,6 +55,10 @@ class TransformerConfig:
         layer_pattern: `LayerOptions` of the first layers, repeated over the rest: layers that differ in window or
             rotary positions. What they say, the configuration itself leaves at its default. None: all layers are
             alike.
+        mixer: what mixes the tokens of a layer: "softmax" (`MultiHeadAttention`), "window" (the same in a window),
+            or one of the others of `attn_jax.nn.mixers`: "linear", "retention", "state_space", "lsh", "routing",
+            "convolution", "gru". One word for all layers, or a tuple of one word a layer.
+        mixer_options: what the words leave open.
         dropout_rate: on the attention weights, on the sum of embeddings and positions, and on what each branch adds.
         attention_fn: any function with the keywords of `attn_jax.dot_product_attention`.
         dtype: of the computation, by name; None: that of the parameters.
@@ -97,6 +102,8 @@ class TransformerConfig:
     qk_norm: str | None = None
     local_window_size: int | tuple[int, int] | None = None
     layer_pattern: tuple[LayerOptions, ...] | None = None
+    mixer: str | tuple[str, ...] = "softmax"
+    mixer_options: MixerOptions = dataclasses.field(default_factory=MixerOptions)
     logits_soft_cap: float | None = None
     use_sinks: bool = False
     dropout_rate: float = 0.0
@@ -114,19 +121,28 @@ class TransformerConfig:
         width = 4 * self.model_width if self.mlp_width is None else self.mlp_width
         self._set("mlp_width", checks.positive_int("mlp_width", width))
         self._check_choices()
+        self._check_mixer()
         own = {field.name for field in dataclasses.fields(AttentionConfig)} & {f.name for f in dataclasses.fields(self)}
         if self.layer_pattern is not None:
             self._check_pattern()
             own -= _LAYER_FIELDS
-        for name in own - {"positions", "use_bias"}:  # as the attention has them: checked, in one form
-            self._set(name, getattr(self.layer_attention[0], name))
+        attention = next((one for one in self.layer_attention if one is not None), None)
+        for name in own - {"positions", "use_bias"} if attention else ():  # as attention has them: checked, in one form
+            self._set(name, getattr(attention, name))
         for name in ("dtype", "param_dtype"):
             if getattr(self, name) is not None or name == "param_dtype":
                 self._set(name, floating_name(name, getattr(self, name)))
 
     @functools.cached_property
-    def layer_attention(self) -> tuple[AttentionConfig, ...]:
-        """The attention of the layers of one period: of all layers, if they are alike."""
+    def layer_mixers(self) -> tuple[str, ...]:
+        """The words of the layers of one period, the shortest that gives `mixer` when repeated."""
+        words = (self.mixer,) if isinstance(self.mixer, str) else self.mixer
+        periods = range(1, len(words) + 1)
+        return words[: next(p for p in periods if all(word == words[i % p] for i, word in enumerate(words)))]
+
+    @functools.cached_property
+    def layer_attention(self) -> tuple[AttentionConfig | None, ...]:
+        """The attention of the layers of one period: of all layers, if they are alike. None: another mixer."""
         own = {field.name for field in dataclasses.fields(self)}
         options = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(AttentionConfig) if field.name in own
@@ -139,8 +155,62 @@ class TransformerConfig:
         options["use_bias"] = self.use_bias in (True, "attention")
         if self.qk_norm is not None:
             options["qk_norm_epsilon"] = self.norm_epsilon
-        pattern = (None,) if self.layer_pattern is None else self.layer_pattern
-        return tuple(AttentionConfig(**{**options, **({} if one is None else vars(one))}) for one in pattern)
+        if self.layer_pattern is not None:
+            return tuple(AttentionConfig(**{**options, **vars(one)}) for one in self.layer_pattern)
+        window = self.mixer_options.window - 1
+        own = {"softmax": {}, "window": {"local_window_size": (window, 0 if self.causal else window)}}
+        return tuple(
+            AttentionConfig(**{**options, **own[word]}) if word in ATTENTION_WORDS else None
+            for word in self.layer_mixers
+        )
+
+    def _check_mixer(self) -> None:
+        """The words, and that no choice is left without a layer that it acts in."""
+        if not isinstance(self.mixer, str):
+            if not isinstance(self.mixer, (tuple, list)) or len(self.mixer) != self.num_layers:
+                raise ValueError(
+                    f"mixer must be a word or a tuple of num_layers = {self.num_layers} words, got {self.mixer!r}"
+                )
+            self._set("mixer", tuple(self.mixer))
+        for word in self.layer_mixers:
+            checks.one_of("mixer", word, WORDS)
+        if len(self.layer_mixers) == 1:
+            self._set("mixer", self.layer_mixers[0])
+        if not isinstance(self.mixer_options, MixerOptions):
+            raise TypeError(f"mixer_options must be MixerOptions, got {self.mixer_options!r}")
+        self.mixer_options.check_read(self.layer_mixers)
+        if self.layer_pattern is not None and self.mixer != "softmax":
+            raise ValueError(f"layer_pattern goes with mixer='softmax' in all layers, got mixer={self.mixer!r}")
+        if "softmax" not in self.layer_mixers and self.local_window_size is not None:
+            raise ValueError(
+                "local_window_size acts in layers of mixer='softmax' (mixer_options.window in those of 'window'), "
+                f"got {self.local_window_size!r} and mixer={self.mixer!r}"
+            )
+        if not set(ATTENTION_WORDS).intersection(self.layer_mixers):
+            self._check_unused()
+        width = self.model_width // self.num_heads
+        for name, default in (
+            ("num_kv_heads", self.num_heads),
+            ("head_width", width),
+            ("value_width", self.head_width),
+        ):
+            if getattr(self, name) != default and READERS[name].isdisjoint(self.layer_mixers):
+                raise ValueError(
+                    f"{name} has no effect without mixer {' or '.join(sorted(READERS[name]))}, "
+                    f"got {getattr(self, name)} and mixer={self.mixer!r}"
+                )
+
+    def _check_unused(self) -> None:
+        """Without attention, what is said of it stays at its default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        own = {field.name for field in dataclasses.fields(AttentionConfig)} & defaults.keys()
+        for name in sorted(own - {"use_bias", "dropout_rate"}):
+            needed = name == "positions" and self.positions in ("sinusoidal", "learned", None)
+            if getattr(self, name) != defaults[name] and not needed:
+                raise ValueError(
+                    f"{name} has no effect without a layer of softmax attention, got {getattr(self, name)!r} and "
+                    f"mixer={self.mixer!r}"
+                )
 
     def _check_pattern(self) -> None:
         pattern = self.layer_pattern

@@ -1,8 +1,8 @@
-"""The layers of a stack, one after another: a scan over whole periods of layers that differ in their options.
+"""The layers of a stack, one after another: a scan over whole periods of layers that differ.
 
-All layers have equal parameters, `[L, ...]`; what differs between them (a window, a rotary base) is static. A period
-is run out in the body of the scan, each layer with its own options, so a stack of 18 layers in a pattern of 6 is
-compiled as 6. Layers past the last whole period follow the scan.
+Layers that differ in their options (a window, a rotary base) have equal parameters, one stack `[L, ...]`; layers that
+differ in their mixer have a stack for each place in the period. A period is run out in the body of the scan, each layer
+with its own options, so 18 layers in a pattern of 6 are compiled as 6. Layers past the last whole period follow it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ Run = Callable[[Array, TransformerBlock, Any], tuple[Array, Any]]
 def scan_layers(
     run: Run,
     x: Float[Array, "*b t d"],
-    layers: TransformerBlock,
+    layers: TransformerBlock | Sequence[TransformerBlock],
     inputs: Sequence[Any],
-    kinds: Sequence[AttentionConfig],
+    kinds: Sequence[AttentionConfig | None],
     *,
     by_index: bool = False,
 ) -> tuple[Float[Array, "*b t d"], tuple[Any, ...]]:
@@ -32,10 +32,10 @@ def scan_layers(
     Args:
         run: what one layer does.
         x: what enters the first layer, `[*B, T, D]`.
-        layers: the blocks, stacked: leaves `[L, ...]`.
+        layers: the blocks, stacked: leaves `[L, ...]`; or a stack for each kind of layer.
         inputs: for each kind of layer a pytree or None, stacked over the layers of that kind: layer i is of kind
             i mod period (`by_kind` makes them of a pytree `[L, ...]`).
-        kinds: the attention's choices for each kind; their number is the period.
+        kinds: the attention's choices for each kind, None for another mixer; their number is the period.
         by_index: how a period of several layers finds its parameters. False cuts the stack into periods, a copy that
             training does not notice; True reads each layer where it lies, for decoding, which reads a weight only once
             (its gradient would go over the whole stack in every period).
@@ -45,38 +45,45 @@ def scan_layers(
         them in the order of the layers).
     """
     period = len(kinds)
-    full, rest = divmod(jax.tree.leaves(layers)[0].shape[0], period)
+    stacks = [layers] if isinstance(layers, TransformerBlock) else list(layers)
+    apart = len(stacks) > 1
+    full, rest = divmod(sum(jax.tree.leaves(stack)[0].shape[0] for stack in stacks), period)
 
     def some(x: Array, blocks: Sequence[TransformerBlock], inputs: Sequence[Any]) -> tuple[Array, tuple[Any, ...]]:
         outputs = []
         for block, options, one in zip(blocks, kinds, inputs, strict=False):
-            block.attention.config = options
+            if block.attention is not None and options is not None:
+                block.attention.config = options
             x, output = run(x, block, one)
             outputs.append(output)
         return x, tuple(outputs)
 
-    def layer(index: ArrayLike) -> TransformerBlock:
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), layers)
+    def layer(index: ArrayLike, kind: int) -> TransformerBlock:
+        """That of a kind in the period `index`."""
+        stack, at = (stacks[kind], index) if apart else (stacks[0], index * period + kind)
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), stack)
 
     def step(x: Array, one: tuple[Any, Sequence[Any]]) -> tuple[Array, tuple[Any, ...]]:
         blocks, given = one
         if period == 1:
             blocks = [blocks]
         elif by_index:
-            blocks = [layer(blocks * period + kind) for kind in range(period)]
-        else:
+            blocks = [layer(blocks, kind) for kind in range(period)]
+        elif not apart:
             blocks = [jax.tree.map(lambda leaf, kind=kind: leaf[kind], blocks) for kind in range(period)]
         return some(x, blocks, given)
 
     if period == 1:
-        blocks = layers
+        blocks = stacks[0]
     elif by_index:
         blocks = jnp.arange(full)
+    elif apart:
+        blocks = [jax.tree.map(lambda leaf: leaf[:full], stack) for stack in stacks]
     else:
-        blocks = jax.tree.map(lambda leaf: leaf[: full * period].reshape(full, period, *leaf.shape[1:]), layers)
+        blocks = jax.tree.map(lambda leaf: leaf[: full * period].reshape(full, period, *leaf.shape[1:]), stacks[0])
     x, outputs = jax.lax.scan(step, x, (blocks, jax.tree.map(lambda leaf: leaf[:full], tuple(inputs))))
     if rest:
-        blocks = [layer(full * period + kind) for kind in range(rest)]
+        blocks = [layer(full, kind) for kind in range(rest)]
         x, last = some(x, blocks, jax.tree.map(lambda leaf: leaf[full], tuple(inputs[:rest])))
         joined = (
             jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), many, one)

@@ -17,8 +17,9 @@ from attn_jax.nn.attention import statistics_names
 from attn_jax.nn.block import TransformerBlock, drop, split_dropout_key
 from attn_jax.nn.config import TransformerConfig
 from attn_jax.nn.layers import by_kind, in_order, scan_layers
+from attn_jax.nn.mixers import ATTENTION_WORDS, Mixer
 from attn_jax.nn.norms import make_norm
-from attn_jax.nn.parameters import Initializer
+from attn_jax.nn.parameters import Initializer, floating_name
 from attn_jax.typing import ArrayLike, Float, Int
 
 
@@ -27,7 +28,8 @@ class Transformer(nnx.Module):
 
     The layers are one `TransformerBlock` whose parameters have a leading axis of length L, run by `lax.scan`: the
     time to compile does not grow with depth. Layers that differ in window or rotary positions (`config.layer_pattern`)
-    have equal parameters: the scan runs over whole periods of the pattern.
+    have equal parameters: the scan runs over whole periods of the pattern. Where `config.mixer` names several words,
+    `layers` is a list, a stack for each place in its period: `layers.0.attention.query_weight`, …, `layers.1.mixer.…`.
 
     Parameters, by path; what a configuration does not have is absent (None):
 
@@ -89,12 +91,18 @@ class Transformer(nnx.Module):
         )
         self.embedding_norm = norm() if config.embedding_norm else None
 
-        @nnx.split_rngs(splits=config.num_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stack(rngs: nnx.Rngs) -> TransformerBlock:
-            return TransformerBlock(config, kernel_init=kernel_init, rngs=rngs)
+        def stack(kind: int, count: int) -> TransformerBlock:
+            @nnx.split_rngs(splits=count)
+            @nnx.vmap(in_axes=0, out_axes=0)
+            def draw(rngs: nnx.Rngs) -> TransformerBlock:
+                return TransformerBlock(config, kind=kind, kernel_init=kernel_init, rngs=rngs)
 
-        self.layers = stack(rngs)
+            return draw(rngs)
+
+        words = len(config.layer_mixers)
+        counts = [len(range(kind, config.num_layers, words)) for kind in range(words)]
+        stacks = [stack(kind, count) for kind, count in enumerate(counts)]
+        self.layers: Any = stacks[0] if words == 1 else nnx.List(stacks)
         self.final_norm = norm() if config.norm_position != "post" else None
         untied = config.head == "untied"
         self.head_weight = parameters.weight(rngs, kernel_init, (width,), (vocabulary,), dtype) if untied else None
@@ -121,7 +129,8 @@ class Transformer(nnx.Module):
             lengths: int `[*B]`, tokens of each row that count; ids past it are not read and not attended to, and what
                 comes out there means nothing. None: all. Not with a `rotary_scaling` of `DynamicNTK`, which has one
                 length for all.
-            positions: int `[T]` or `[*B, T]`, where the tokens sit; None: 0..T-1.
+            positions: int `[T]` or `[*B, T]`, where the tokens sit; None: 0..T-1. Needs attention in all layers, as
+                do `return_statistics` and `observe`: other mixers take tokens in their order.
             token_types: int `[*B, T]`, the segment of each token, each in 0..num_token_types-1; None: 0.
             deterministic: True in evaluation, where there is no dropout and no key is needed; False in training.
             dropout_rng: the key of dropout, needed if it is on.
@@ -137,7 +146,7 @@ class Transformer(nnx.Module):
         Raises:
             ValueError, TypeError: on ids, lengths or positions of a wrong shape, dtype or value; dropout without key.
         """
-        scalings = [layer.rotary_scaling for layer in self.config.layer_attention]
+        scalings = [layer.rotary_scaling for layer in self.config.layer_attention if layer is not None]
         dynamic = next((scaling for scaling in scalings if isinstance(scaling, position.DynamicNTK)), None)
         token_ids, lengths = self._check_tokens(token_ids, lengths, dynamic)
         positions = self._check_positions(positions, token_ids.shape[:-1], token_ids.shape[-1])
@@ -145,18 +154,34 @@ class Transformer(nnx.Module):
         dropping = not checks.boolean("deterministic", deterministic) and self.config.dropout_rate > 0
         keys = split_dropout_key(dropout_rng, self.config.dropout_rate, 2) if dropping else None
         wanted = statistics_names(return_statistics)
+        self._check_attention(return_statistics=wanted or None, observe=observe, positions=positions)
         if observe is not None and not isinstance(observe, jax.tree_util.Partial):
             parameters.check_function("observe", observe)
             observe = jax.tree_util.Partial(observe)
         outputs = _compute(self, token_ids, token_types, lengths, positions, keys, statistics=wanted, observe=observe)
         return outputs if wanted or observe is not None else outputs[0]
 
+    def layer(self, index: int) -> TransformerBlock:
+        """The block of one layer, cut out of its stack."""
+        checks.within("index", jnp.asarray(index), 0, self.config.num_layers - 1)
+        if isinstance(self.layers, TransformerBlock):
+            stack, at = self.layers, index
+        else:
+            at, kind = divmod(index, len(self.layers))
+            stack = self.layers[kind]
+        block = jax.tree.map(lambda leaf: leaf[at], stack)
+        own = self.config.layer_attention[index % len(self.config.layer_attention)]
+        if own is not None:
+            block.attention.config = own
+        return block
+
     def empty_cache(
         self, batch: int | tuple[int, ...], capacity: int, *, dtype: DTypeLike | None = None
-    ) -> tuple[KVCache, ...]:
+    ) -> tuple[Any, ...]:
         """Caches for `extend`, one of each kind of layer: `[layers of the kind, *B, ...]`.
 
-        A layer whose window reaches a number of tokens back keeps as many (a ring); the others keep `capacity`.
+        A layer whose window reaches a number of tokens back keeps as many (a ring); another keeps `capacity`; a mixer
+        that is not attention has a state of a fixed size, whatever the capacity.
 
         Args:
             batch: B, or the batch axes.
@@ -164,18 +189,23 @@ class Transformer(nnx.Module):
             dtype: of keys and values; None: that of the computation.
 
         Returns:
-            A tuple, in the order of `config.layer_pattern`.
+            A tuple, in the order of `config.layer_pattern` or of the period of `config.mixer`: a `KVCache` for
+            attention, the mixer's own state for another.
         """
         config = self.config
         batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
         capacity = checks.positive_int("capacity", capacity)
         if config.max_length is not None and capacity > config.max_length:
             raise ValueError(f"capacity must be at most max_length = {config.max_length}, got {capacity}")
+        dtype = floating_name("dtype", dtype or config.dtype or config.param_dtype)
         caches = []
         for kind, attention in enumerate(config.layer_attention):
+            count = len(range(kind, config.num_layers, len(config.layer_attention)))
+            if attention is None:
+                caches.append(self._mixer(kind).empty_state((count, *batch), dtype=dtype))
+                continue
             window = None if attention.window is None else attention.window[0] + 1
             window = None if window is None or window >= capacity else window
-            count = len(range(kind, config.num_layers, len(config.layer_attention)))
             caches.append(
                 empty_cache(
                     (count, *batch),
@@ -183,7 +213,7 @@ class Transformer(nnx.Module):
                     attention.sizes.num_kv_heads,
                     attention.sizes.head_width,
                     value_width=attention.sizes.value_width,
-                    dtype=dtype or config.dtype or config.param_dtype,
+                    dtype=dtype,
                     window=window,
                 )
             )
@@ -192,11 +222,11 @@ class Transformer(nnx.Module):
     def extend(
         self,
         token_ids: Int[ArrayLike, "*b t"],
-        caches: tuple[KVCache, ...],
+        caches: tuple[Any, ...],
         lengths: Int[ArrayLike, "*b"] | None = None,
         *,
         last: bool = False,
-    ) -> tuple[Float[jax.Array, "..."], tuple[KVCache, ...]]:
+    ) -> tuple[Float[jax.Array, "..."], tuple[Any, ...]]:
         """Logits of tokens that continue the cached ones, and the caches with them added.
 
         Any cutting of a sequence into calls gives what one call gives. One trace serves every place in the sequence.
@@ -217,13 +247,37 @@ class Transformer(nnx.Module):
         """
         token_ids, lengths = self._check_tokens(token_ids, lengths, None)
         checks.boolean("last", last)
-        kinds = len(self.config.layer_attention)
-        if not isinstance(caches, tuple) or [type(cache) for cache in caches] != [KVCache] * kinds:
-            raise TypeError(f"caches must be a tuple of {kinds} KVCache, as empty_cache makes it, got {type(caches)}")
+        self._check_caches(caches, token_ids.shape[:-1])
         for cache in caches:
-            checks.shape("caches", cache.lengths, (cache.lengths.shape[0], *token_ids.shape[:-1]), "[layers, *B]")
-            cache.check_room(token_ids.shape[-1], lengths)
+            if isinstance(cache, KVCache):
+                cache.check_room(token_ids.shape[-1], lengths)
         return _extend(self, token_ids, lengths, caches, last=last)
+
+    def _mixer(self, kind: int) -> Mixer[Any]:
+        """The mixers of the layers of a kind that has no attention, stacked."""
+        mixer = (self.layers if isinstance(self.layers, TransformerBlock) else self.layers[kind]).mixer
+        assert mixer is not None
+        return mixer
+
+    def _check_caches(self, caches: Any, batch: tuple[int, ...]) -> None:
+        """Raises unless `caches` are those of `empty_cache` for this batch, by their types and lengths."""
+        kinds = self.config.layer_attention
+        types = [KVCache if own is not None else self._mixer(kind).state_type for kind, own in enumerate(kinds)]
+        if not isinstance(caches, tuple) or [type(cache) for cache in caches] != types:
+            names = " or ".join(dict.fromkeys(one.__name__ for one in types))
+            raise TypeError(
+                f"caches must be a tuple of {len(types)} {names}, as empty_cache makes it, got {type(caches).__name__}"
+            )
+        for kind, cache in enumerate(caches):
+            count = len(range(kind, self.config.num_layers, len(kinds)))
+            checks.shape("caches", cache.lengths, (count, *batch), "[layers, *B]")
+
+    def _check_attention(self, **options: Any) -> None:
+        """Raises if an option is given that is one of attention, and a layer has another mixer."""
+        other = next((word for word in self.config.layer_mixers if word not in ATTENTION_WORDS), None)
+        given = next((name for name, option in options.items() if option is not None), None)
+        if other is not None and given is not None:
+            raise ValueError(f"{given} belongs to attention, and this model has layers of mixer={other!r}")
 
     def _check_tokens(
         self, token_ids: ArrayLike, lengths: ArrayLike | None, dynamic: position.DynamicNTK | None
@@ -345,22 +399,28 @@ def _extend(
     model: Transformer,
     token_ids: jax.Array,
     lengths: jax.Array | None,
-    caches: tuple[KVCache, ...],
+    caches: tuple[Any, ...],
     *,
     last: bool,
-) -> tuple[jax.Array, tuple[KVCache, ...]]:
-    """Every layer reads its cache; the new keys and values of all layers are added at the end, in one go."""
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    """Every layer reads its cache; the new keys and values of all layers are added at the end, in one go.
+
+    A mixer that is not attention hands out its new state.
+    """
     config = model.config
     start, length = caches[0].lengths[0], token_ids.shape[-1]
     positions = start[..., None] + jnp.arange(length).reshape((1,) * (token_ids.ndim - 1) + (-1,))
     x = model.embed(token_ids, positions)
 
-    def run(x: jax.Array, block: TransformerBlock, cache: KVCache) -> tuple[jax.Array, Any]:
+    def run(x: jax.Array, block: TransformerBlock, cache: Any) -> tuple[jax.Array, Any]:
         output, new = block.extend(x, cache, lengths=lengths)
         return output.astype(x.dtype), new
 
     x, new = scan_layers(run, x, model.layers, caches, config.layer_attention, by_index=True)
-    caches = tuple(cache.append(key, value, lengths) for cache, (key, value) in zip(caches, new, strict=True))
+    caches = tuple(
+        cache.append(one[0], one[1], lengths) if isinstance(cache, KVCache) else one
+        for cache, one in zip(caches, new, strict=True)
+    )
     if last:
         at = jnp.full(token_ids.shape[:-1], length) if lengths is None else lengths
         x = jnp.take_along_axis(x, jnp.where(at == 0, length, at - 1)[..., None, None], axis=-2, mode="fill")

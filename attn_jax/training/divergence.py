@@ -73,8 +73,8 @@ def _forward(model: Transformer, batch: Batch) -> Iterator[tuple[str, jax.Array]
     x = _embed(model, batch.inputs)
     yield "the embeddings", x
     for index in range(model.config.num_layers):
-        x, projected = _apply(jax.tree.map(lambda leaf, i=index: leaf[i], model.layers), x)
-        for name, array in zip(("queries", "keys", "values"), projected, strict=True):
+        x, projected = _apply(model.layer(index), x)
+        for name, array in zip(("queries", "keys", "values"), projected, strict=False):
             yield f"layer {index}, {name}", array
         yield f"layer {index}, output", x
     yield "the model's output", model(batch.inputs)
@@ -85,7 +85,9 @@ _embed = jax.jit(Transformer.embed)
 
 @jax.jit
 def _apply(layer: TransformerBlock, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """The output of a layer, and its queries, keys and values."""
+    """The output of a layer, and its queries, keys and values if it has attention."""
+    if layer.attention is None:
+        return layer(x), ()
     return layer(x, observe=lambda query, key, value, **options: (query, key, value))
 
 
@@ -94,9 +96,14 @@ def _by_layer(params: Any) -> Iterator[tuple[str, jax.Array]]:
     named = {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in jax.tree.leaves_with_path(params)}
     first = [name for name in named if "embedding" in name]
     stacked = [name for name in named if name.startswith("layers.")]
+    kinds: dict[str, list[str]] = {}  # of layers with different mixers, each kind has a stack of its own
+    for name in stacked:
+        word = name.split(".")[1]
+        kinds.setdefault(word if word.isdigit() else "", []).append(name)
     yield from ((name, named[name]) for name in first)
-    for index in range(named[stacked[0]].shape[0] if stacked else 0):
-        yield from ((f"{name}, layer {index}", named[name][index]) for name in stacked)
+    for index in range(sum(named[names[0]].shape[0] for names in kinds.values())):
+        at, kind = divmod(index, len(kinds))
+        yield from ((f"{name}, layer {index}", named[name][at]) for name in list(kinds.values())[kind])
     yield from ((name, x) for name, x in named.items() if name not in first + stacked)
 
 

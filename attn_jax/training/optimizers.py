@@ -20,8 +20,20 @@ OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "cosine", "linear")
 ADAM_ONLY = ("beta2", "epsilon")
 DECAY_ONLY = ("total_steps", "final_fraction")
-# Gains, offsets and logits are no directions in space: pulling them to 0 means something else.
-NOT_DECAYED = ("scale", "bias", "norm_weight", "log_temperature", "relative_table", "sinks")
+# Gains, offsets, logits and rates are no directions in space: pulling them to 0 means something else. Random features
+# and rotations are drawn once and must stay as they are.
+NOT_DECAYED = (
+    "scale",
+    "bias",
+    "norm_weight",
+    "log_temperature",
+    "relative_table",
+    "sinks",
+    "log_rate",
+    "skip",
+    "random_features",
+    "rotations",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,6 +72,7 @@ def test_sgd_with_momentum_and_without():
 
 def test_what_decays():
     names = ("embedding", "query_weight", "query_norm_weight", "query_bias", "scale", "sinks", "kernel", "table")
+    names += ("log_rate", "skip", "random_features", "rotations")
     tree = {"layers": dict.fromkeys(names, jnp.zeros(()))}
     expected = {name: name in ("embedding", "query_weight", "kernel", "table") for name in names}
     assert decayed(tree) == {"layers": expected}

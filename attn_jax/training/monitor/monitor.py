@@ -129,6 +129,8 @@ class AttentionMonitor:
         """Raises a TypeError unless `model` is one that can be monitored."""
         if not isinstance(model, Transformer):
             raise TypeError(f"a monitor needs a model that is an attn_jax.nn.Transformer, got {type(model).__name__}")
+        if None in model.config.layer_attention:
+            raise TypeError(f"a monitor needs attention in every layer, got mixer={model.config.mixer!r}")
         function, bound = model.config.attention_fn, {}
         if isinstance(function, functools.partial) and not function.args:
             function, bound = function.func, function.keywords

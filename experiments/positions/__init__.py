@@ -11,12 +11,11 @@ position, their loss past L beside that of the last L tokens alone, and whether 
 
 import functools
 
-from attn_jax.training.tasks import language_model, read_text
+from attn_jax.training.tasks import Lookup, language_model, read_text
 from experiments import harness
 from experiments.harness import Experiment, Result, Unit
 from experiments.positions import figure, results, simulated, trained
 from experiments.positions.config import KINDS, PositionsConfig
-from experiments.positions.lookup import Lookup
 from experiments.positions.trained import Models
 from experiments.texts import digest
 

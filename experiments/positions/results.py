@@ -3,11 +3,11 @@
 import numpy as np
 import pandas as pd
 
+from attn_jax.training.tasks import Lookup
 from experiments import claims, estimates
 from experiments.arms import Best
 from experiments.claims.positions import EVALUATED, EXTENDS, PROBED, SAME, STOPS
 from experiments.positions.config import SCORE_ARMS, PositionsConfig
-from experiments.positions.lookup import Lookup
 from experiments.positions.measured import Measured, kind_of
 from experiments.progress import Table, cells
 from experiments.texts import DEFAULT_NAME

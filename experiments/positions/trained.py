@@ -12,12 +12,11 @@ from flax import nnx
 
 from attn_jax.nn import Transformer, TransformerConfig
 from attn_jax.training import Trained, TrainState, losses
-from attn_jax.training.tasks import Batch, LanguageModel
+from attn_jax.training.tasks import Batch, LanguageModel, Lookup
 from attn_jax.typing import Array, Bool, Float
 from experiments.arms import Arm, begin, best_of, train_arm, train_from
 from experiments.artifacts import Row
 from experiments.positions.config import ALIKE, PositionsConfig
-from experiments.positions.lookup import Lookup
 from experiments.positions.simulated import projections, shifted
 from experiments.sampling import rows_of
 

@@ -12,12 +12,11 @@ from flax import nnx
 from attn_jax import positions as library
 from attn_jax.nn import Transformer
 from attn_jax.training import losses, take_run
-from attn_jax.training.tasks import LanguageModel
+from attn_jax.training.tasks import LanguageModel, Lookup
 from experiments import positions
 from experiments.claims.positions import EVALUATED
 from experiments.positions import EXPERIMENT, results, simulated
 from experiments.positions.config import KINDS, SCALED, PositionsConfig
-from experiments.positions.lookup import Lookup
 from experiments.positions.measured import Measured
 from experiments.positions.trained import Models, all_tokens, answered, last_tokens, told_of_position, told_with_squares
 
@@ -185,37 +184,6 @@ def test_a_probe_tells_what_is_linear_in_values_it_was_not_fitted_to():
     assert told_of_position(mixed) < 0.5
     means = rng.standard_normal((400, 16, 1, 4)) / np.sqrt(1 + at)  # of 1 + at numbers each: larger where they are few
     assert told_of_position(means) < 0.05 < 0.2 < told_with_squares(means)
-
-
-@pytest.mark.parametrize("length", [8, 32])
-def test_look_up_asks_for_pairs_that_it_shows(length):
-    task = Lookup(length=length)
-    drawn = jax.jit(lambda key: task.batch(key, step=0, size=16))(jax.random.key(0))
-    batch, distances = jax.tree.map(np.asarray, drawn), np.asarray(task.distances(drawn))
-    assert batch.inputs.max() < task.vocabulary_size
-    assert (batch.weights.sum(axis=1) == task.num_pairs).all()
-    for b, t in zip(*np.nonzero(batch.weights), strict=True):
-        key, value = batch.inputs[b, t] - 1, batch.targets[b, t] - 1 - task.num_keys
-        shown = batch.inputs[b, t - distances[b, t]]
-        assert shown == 1 + task.num_keys + task.num_values + key * task.num_values + value
-    assert (distances[batch.weights == 0] == 0).all()
-    assert (batch.inputs[:, task.num_pairs :][batch.weights[:, task.num_pairs :] == 0] == 0).all()
-    assert set(batch.inputs[:, : task.num_pairs].ravel()) & set(range(1 + task.num_keys + task.num_values)) == set()
-
-
-def test_look_up_holds_out_half_of_the_maps():
-    def is_odd(row):
-        pairs = [divmod(x - 17, 8) for x in row[:4]]
-        below = [(a, b) for i, a in enumerate(pairs) for b in pairs[i + 1 :]]
-        return sum((a[0] > b[0]) != (a[1] > b[1]) for a, b in below) % 2
-
-    task = Lookup(length=8)
-    trained = np.asarray(jax.jit(lambda key: task.batch(key, step=0, size=64).inputs)(jax.random.key(1)))
-    held_out = np.asarray(jax.jit(lambda: task.evaluation(1, 64).inputs[0])())
-    assert {is_odd(row) for row in trained} == {1}
-    assert {is_odd(row) for row in held_out} == {0}
-    with pytest.raises(ValueError, match="length must be at least 8, got 7"):
-        Lookup(length=7)
 
 
 def test_answers_are_right_where_the_largest_logit_is_the_target(models):

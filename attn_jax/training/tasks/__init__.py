@@ -2,6 +2,7 @@
 
     language_model   the next character, or byte pair, of a text
     Recall           values by their keys: multi-query associative recall
+    Lookup           the same where a pair is one token
     Relation         who points to whom, where symmetric scores cannot succeed
     Copy             the symbol `distance` tokens ago
     digits           the class of an image that is read as patches
@@ -13,6 +14,7 @@ of their arrays. So all pass through `jit`, `scan` and `vmap`, and a resumed run
 from attn_jax.training.tasks.base import Batch, Task
 from attn_jax.training.tasks.copying import Copy
 from attn_jax.training.tasks.images import Digits, digits
+from attn_jax.training.tasks.lookup import Lookup
 from attn_jax.training.tasks.recall import Recall
 from attn_jax.training.tasks.relation import Relation
 from attn_jax.training.tasks.text import LanguageModel, byte_pairs, characters, language_model, read_text
@@ -22,6 +24,7 @@ __all__ = [
     "Copy",
     "Digits",
     "LanguageModel",
+    "Lookup",
     "Recall",
     "Relation",
     "Task",

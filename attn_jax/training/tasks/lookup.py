@@ -1,4 +1,4 @@
-"""The task that asks for something further back than a trained length: pairs at the start, questions anywhere after."""
+"""Look-up by content alone: a pair is one token, and one layer of attention suffices."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from attn_jax.typing import Array, Int
 
 
 class Lookup(Generated):
-    """Recall where a pair is one token, so that content alone finds it and one layer suffices.
+    """Recall where a pair is one token: pairs at the start, questions anywhere after.
 
         (k₁v₁) (k₂v₂) … (kₙvₙ)  · k₂ · · · kₙ · k₁ …      asked at the k's, answered by the v's
 
@@ -16,6 +16,20 @@ class Lookup(Generated):
     training and even in evaluation, as in `attn_jax.training.tasks.Recall`, where a pair is two tokens.
 
     Tokens: 0 the filler, then the keys, then the values, then the pairs.
+
+    Args:
+        num_pairs: n, at least 2.
+        num_keys, num_values: how many there are to choose from, at least n.
+        length: T, at least 2 n.
+
+    Raises:
+        ValueError, TypeError: a size out of range or no integer.
+
+    >>> import jax
+    >>> from attn_jax.training import tasks
+    >>> batch = tasks.Lookup(num_pairs=2, num_keys=2, num_values=2, length=4).batch(jax.random.key(0), step=0, size=1)
+    >>> batch.inputs[0].tolist(), batch.targets[0].tolist()  # keys 1, 2; values 3, 4; pairs 5..8
+    ([6, 7, 2, 1], [0, 0, 3, 4])
     """
 
     num_pairs: int = 4
@@ -55,10 +69,21 @@ class Lookup(Generated):
             weights=jnp.concatenate([nothing, is_question]).astype(jnp.float32),
         )
 
+    def parts(self, inputs: Int[Array, "*b t"]) -> tuple[Int[Array, "*b t"], Int[Array, "*b t"]]:
+        """Each token in two parts: the key, 1.. (0 for a filler), and the value beside it, 1.. (0 where there is none).
+
+        A model that embeds them apart and adds them learns keys and values, not pairs of them.
+        """
+        pair = inputs - 1 - self.num_keys - self.num_values
+        is_pair = pair >= 0
+        return jnp.where(is_pair, 1 + pair // self.num_values, inputs), jnp.where(
+            is_pair, 1 + pair % self.num_values, 0
+        )
+
     def distances(self, batch: Batch) -> Int[Array, "*b t"]:
         """How far back the pair stands that each question asks for; 0 where nothing is asked."""
         inputs = batch.inputs
-        keys = (inputs[..., : self.num_pairs] - 1 - self.num_keys - self.num_values) // self.num_values
-        at = jnp.argmax(keys[..., None, :] == inputs[..., :, None] - 1, axis=-1)
+        keys, _ = self.parts(inputs[..., : self.num_pairs])
+        at = jnp.argmax(keys[..., None, :] == inputs[..., :, None], axis=-1)
         back = jnp.arange(inputs.shape[-1]).reshape((1,) * (at.ndim - 1) + (-1,)) - at
         return jnp.where(batch.weights > 0, back, 0)

@@ -1,0 +1,94 @@
+"""What an audit says: whether each check passed, and of what is wrong the link, the numbers and what to try."""
+
+import dataclasses
+from typing import Any, Literal
+
+LINKS = (
+    "positions", "projections", "heads", "scale", "mask", "softmax", "values", "output", "bias", "batch", "cache",
+    "dropout", "gradients", "numerics",
+)  # fmt: skip
+Kind = Literal["fault", "difference"]
+Result = Literal["passed", "failed", "not applicable"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that is not as expected.
+
+    Attributes:
+        kind: "fault", or "difference" where conventions legitimately differ.
+        link: of `LINKS`, the one that is broken.
+        check: the name of the check that found it.
+        evidence: what was seen, in numbers.
+        advice: the next thing to try.
+    """
+
+    kind: Kind
+    link: str
+    check: str
+    evidence: str
+    advice: str
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            raise ValueError(f"link must be one of {', '.join(LINKS)}, got {self.link!r}")
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.link} ({self.check}). {self.evidence} {self.advice}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a check went; `note` says why one was not applicable."""
+
+    check: str
+    result: Result
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditReport:
+    """The result of an audit.
+
+    Attributes:
+        target: what was audited.
+        outcomes: one a check, in the order in which they ran.
+        findings: faults first, those that explain others before these.
+    """
+
+    target: str
+    outcomes: tuple[Outcome, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no fault; differences are none."""
+        return not self.faults
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are faults."""
+        return tuple(finding for finding in self.findings if finding.kind == "fault")
+
+    @property
+    def differences(self) -> tuple[Finding, ...]:
+        """The findings that are differences."""
+        return tuple(finding for finding in self.findings if finding.kind == "difference")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        counts = {result: sum(x.result == result for x in self.outcomes) for result in ("passed", "failed")}
+        skipped = [f"{x.check} ({x.note})" for x in self.outcomes if x.result == "not applicable"]
+        lines = [
+            f"{self.target}: {_count(len(self.faults), 'fault')}, {_count(len(self.differences), 'difference')}; "
+            f"{counts['passed']} of {len(self.outcomes)} checks passed"
+        ]
+        lines += [f"  {finding}" for finding in self.findings]
+        return "\n".join(lines + ([f"  not applicable: {'; '.join(skipped)}"] if skipped else []))
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number or 'no'} {word}{'' if number == 1 else 's'}"

@@ -9,7 +9,7 @@ weights fetch values. The links of that chain, each in a file of its own:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from attn_jax import biases, diagnostics, masks, positions, scaling
+from attn_jax import biases, diagnostics, linear, lowrank, masks, positions, routed, scaling
 from attn_jax.exact import (
     Blockwise,
     Choice,
@@ -20,7 +20,10 @@ from attn_jax.exact import (
     dot_product_attention,
     empty_cache,
 )
+from attn_jax.linear import linear_attention, retention, state_space
+from attn_jax.lowrank import linformer_attention, nystrom_attention
 from attn_jax.projections import merge_heads, project_out, project_qkv, split_heads
+from attn_jax.routed import lsh_attention, routing_attention
 
 if TYPE_CHECKING:
     from attn_jax import models, nn, training
@@ -38,15 +41,25 @@ __all__ = [
     "diagnostics",
     "dot_product_attention",
     "empty_cache",
+    "linear",
+    "linear_attention",
+    "linformer_attention",
+    "lowrank",
+    "lsh_attention",
     "masks",
     "merge_heads",
     "models",
     "nn",
+    "nystrom_attention",
     "positions",
     "project_out",
     "project_qkv",
+    "retention",
+    "routed",
+    "routing_attention",
     "scaling",
     "split_heads",
+    "state_space",
     "training",
 ]
 

@@ -11,8 +11,12 @@ SCRIPT = """
 from jaxtyping import install_import_hook
 # All but the loop and its squares, pytrees that JAX rebuilds with things in them that are no arrays.
 exact = [f"attn_jax.exact.{name}" for name in ("arguments", "attention", "cache", "merge", "dense", "dropout", "online", "tiles", "kernels")]
-others = ("biases", "checks", "diagnostics", "masks", "nn", "positions", "projections", "scaling", "training")
-hook = install_import_hook([*exact, *(f"attn_jax.{name}" for name in others)], "beartype.beartype")
+linear = [f"attn_jax.linear.{name}" for name in ("attention", "retention", "state_space", "decays")]
+others = (
+    "audit", "biases", "checks", "diagnostics", "lowrank", "masks", "nn", "positions", "projections", "routed", "scaling",
+    "training",
+)
+hook = install_import_hook([*exact, *linear, *(f"attn_jax.{name}" for name in others)], "beartype.beartype")
 
 import jax, jax.numpy as jnp, numpy as np
 import attn_jax
@@ -85,6 +89,30 @@ call(
 call(jax.grad(lambda *arrays: attn_jax.dot_product_attention(
     *arrays, **options, implementation="blockwise").sum(), (0, 1, 2)), query, key, value)
 call(diagnostics.attention_spectrum, query, key, k=2)
+
+query, key, value = (normal(2, 3, 8, 4, 8) for _ in range(3))
+lengths = jnp.full((2, 3), 5)
+call(attn_jax.linear_attention, query, key, value, is_causal=True, return_state=True, key_value_seq_lengths=lengths)
+features = attn_jax.linear.draw_features(jax.random.key(0), 8, 16)
+call(attn_jax.linear_attention, query, key[:, :, :, :2], value[:, :, :, :2], feature_map=features)
+call(attn_jax.retention, query, key, value, lengths=lengths)
+call(attn_jax.state_space, query, key, value, -normal(2, 3, 8, 4) ** 2, return_state=True)
+rotations = attn_jax.routed.draw_rotations(jax.random.key(0), 4, 8, num_buckets=4, num_rounds=2)
+call(attn_jax.lsh_attention, query, value, rotations, window=4, key_value_seq_lengths=lengths)
+centroids = attn_jax.routed.draw_centroids(jax.random.key(0), 4, 2, 8)
+for learn in ("none", "straight_through", "auxiliary"):
+    call(attn_jax.routing_attention, query, key, value, centroids, learn=learn, window=4)
+call(attn_jax.routed.update_centroids, centroids, query, key)
+call(attn_jax.linformer_attention, query, key, value, attn_jax.lowrank.draw_projection(jax.random.key(0), 3, 8))
+call(attn_jax.nystrom_attention, query, key, value, landmarks=3, key_value_seq_lengths=lengths)
+candidates = {"nystrom": lambda query, key, value: attn_jax.nystrom_attention(query, key, value, landmarks=3)}
+diagnostics.approximation_report(query, key, value, candidates, top_k=2)
+
+words = ("linear", "retention", "state_space", "lsh", "routing", "convolution", "gru", "window")
+config = TransformerConfig(vocabulary_size=11, num_layers=8, model_width=16, num_heads=2, mixer=words)
+model = Transformer(config, rngs=nnx.Rngs(0))
+assert model(jnp.zeros((2, 5), int), jnp.array([3, 5])).shape == (2, 5, 11)
+assert model.extend(jnp.zeros((2, 1), int), model.empty_cache(2, 4))[0].shape == (2, 1, 11)
 
 config = TransformerConfig(vocabulary_size=11, num_layers=2, model_width=16, num_heads=4, num_kv_heads=2)
 model = Transformer(config, rngs=nnx.Rngs(0))

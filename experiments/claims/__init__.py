@@ -13,15 +13,35 @@ from experiments.claims import (
     diagnosis,
     dynamics,
     heads,
+    inductive,
+    linear,
+    low_rank,
     positions,
     projections,
+    recall,
     scale,
     scores,
+    sparse,
     trained_heads,
 )
 from experiments.verdicts import Claim, Evidence, Outcome
 
-TOPICS = (scores, scale, projections, heads, trained_heads, positions, cost, diagnosis, dynamics)
+TOPICS = (
+    scores,
+    scale,
+    projections,
+    heads,
+    trained_heads,
+    positions,
+    cost,
+    diagnosis,
+    dynamics,
+    recall,
+    linear,
+    low_rank,
+    inductive,
+    sparse,
+)
 
 CLAIMS: Mapping[str, Claim] = {claim.id: claim for topic in TOPICS for claim in topic.CLAIMS}
 

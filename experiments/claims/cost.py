@@ -71,8 +71,9 @@ def _c3(e: Evidence) -> Decision:
         f"times the trained context, in a batch of 64 at {e['served_least'].value:.2g} to "
         f"{e['served_most'].value:.2g} times, alone with weights of 4 bits from {e['quantized_least'].value:.2g} times "
         f"on. Timed, at the longest context, a step takes ×{e['gqa'].value:.2f} with grouped heads, "
-        f"×{e['mqa'].value:.2f} with one key head and ×{e['rolling'].value:.2f} with a ring of what it takes with all "
-        f"heads, whose time doubles at ×{e['crossing_timed'].value:.2f} of the context where its bytes do"
+        f"×{e['mqa'].value:.2f} with one key head, ×{e['rolling'].value:.2f} with a ring and "
+        f"×{e['recurrent'].value:.2f} with a recurrent state of what it takes with all heads, whose time doubles at "
+        f"×{e['crossing_timed'].value:.2f} of the context where its bytes do"
     )
     inside_context = [below(e[name], 1.0) for name in ("alone_least", "alone_most", "served_least", "served_most")]
     if None in inside_context:
@@ -91,12 +92,12 @@ CLAIMS = (
         paper="Vaswani et al. 2017, table 1; Katharopoulos et al. 2020",
         prediction="Refined: of the attention function alone, at lengths where its tiles are full; a whole layer costs "
         "little more than twice until n nears 6D, where attention is half of its FLOPs.",
-        rule="Exponents of time in n, fitted to medians, less what is said (2; of linear attention 1), least and most "
-        "over mechanisms and directions, and the exponent of a whole layer below n = 6D. Confirmed if the first two "
-        "lie in ± 0.2 and the layer's in 2 ± 0.2; refuted if neither of the first two does; refined if some do; "
-        "inconclusive if an interval straddles.",
+        rule="Exponents of time in n, fitted to medians, less what is said (2; of linear, windowed, routed and "
+        "low-rank attention 1), least and most over mechanisms and directions, and the exponent of a whole layer below "
+        "n = 6D. Confirmed if the first two lie in ± 0.2 and the layer's in 2 ± 0.2; refuted if neither of the first "
+        "two does; refined if some do; inconclusive if an interval straddles.",
         scope="{device}, float32, {mechanisms}; n = {lengths}, {heads} heads of {width}, layer of D = {model_width}; "
-        "medians of {rounds} rounds. Exact mechanisms only, so far.",
+        "medians of {rounds} rounds.",
         evidence={
             "excess_least": "exponent of time in n less what is said, the smallest",
             "excess_most": "exponent of time in n less what is said, the largest",
@@ -168,8 +169,7 @@ CLAIMS = (
         "confirmed if all four are below 1; refuted if none is; refined if some are; inconclusive if an interval "
         "straddles. Times are shown and decide nothing.",
         scope="{models}: sizes as published. Time: {device}, float32, {layers} layers of {width}, batch {batch}, "
-        "{heads} heads of {head_width}, ring of {window}, contexts {contexts}, medians of {rounds} rounds. No "
-        "recurrent state, so far.",
+        "{heads} heads of {head_width}, ring of {window}, contexts {contexts}, medians of {rounds} rounds.",
         evidence={
             "alone_least": "n* over the trained context, batch 1, bfloat16, the least over models",
             "alone_most": "the same, the most",
@@ -180,6 +180,7 @@ CLAIMS = (
             "gqa": "time of a step at the longest context, grouped heads over all heads",
             "mqa": "the same, one key/value head",
             "rolling": "the same, a ring",
+            "recurrent": "the same, a recurrent state (state space)",
         },
         decide=_c3,
     ),

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,7 +65,7 @@ def test_rings_alone_never_cross():
 def made_up(seconds) -> pd.DataFrame:
     rows = [
         {"kind": kind, "n": n, "round": number, "seconds": seconds(kind, n) * (1 + number % 3)}
-        for kind, n, number in itertools.product(kv_cache.KINDS, CONFIG.contexts, range(CONFIG.rounds))
+        for kind, n, number in itertools.product(CONFIG.kinds, CONFIG.contexts, range(CONFIG.rounds))
     ]
     return pd.DataFrame(rows)
 
@@ -87,6 +88,16 @@ def test_a_step_can_be_repeated():
     assert not cache.overflowed.any()
 
 
+@pytest.mark.parametrize("kind", kv_cache.MIXERS)
+def test_a_state_has_one_size_whatever_the_context(kind):
+    model = kv_cache.Transformer(CONFIG.model(kind), rngs=kv_cache.nnx.Rngs(0))
+    (short,), (long,) = (kv_cache._filled(model, 2, context) for context in (32, 4096))
+    assert jax.tree.map(np.shape, short) == jax.tree.map(np.shape, long)
+    _, (after,) = kv_cache._decode(model, (long,), np.zeros((2, 1), np.int32))
+    assert (after.lengths == 4095).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+
+
 def test_the_smoke_run_counts_and_says_that_its_rounds_are_too_few(result):
     (outcome,) = result.claims
     assert (outcome.claim.id, outcome.verdict) == ("C3", "inconclusive")
@@ -101,7 +112,7 @@ def test_the_smoke_run_counts_and_says_that_its_rounds_are_too_few(result):
 
 def test_all_is_shown(result):
     assert len(result.figure().axes) == 2
-    assert [len(table.rows) for table in result.tables] == [len(MODELS), len(kv_cache.KINDS)]
+    assert [len(table.rows) for table in result.tables] == [len(MODELS), len(CONFIG.kinds)]
     assert set(result.measurements["round"].dropna()) == set(range(CONFIG.rounds))
 
 
@@ -110,6 +121,7 @@ def test_all_is_shown(result):
     [
         ({"contexts": (64,)}, "contexts must hold two lengths"),
         ({"window": 2048}, "window must be below the longest context 2048"),
+        ({"kinds": ("all heads", "GRU")}, "kinds must hold all heads, grouped heads"),
         ({"group": 3}, "group must divide heads = 8"),
     ],
 )

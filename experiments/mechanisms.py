@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import attn_jax
+from attn_jax import linear, lowrank, masks, routed
 from attn_jax.typing import Array, Float
 
 Attend = Callable[[Array, Array, Array], Array]  # query, key, value `[n, h, d]` to the output
@@ -30,9 +31,54 @@ class Mechanism:
     exponent: int
 
 
+RANK = 64  # of what is kept in place of all keys: features, projected keys, landmarks
+WINDOW = 128  # keys that a query sees where it sees no more
+
+
+def random_features(query: Array, key: Array, value: Array) -> Array:
+    """Linear attention with random features, which cost their drawing, too."""
+    features = linear.draw_features(jax.random.key(0), query.shape[-1], RANK)
+    return attn_jax.linear_attention(query, key, value, feature_map=features, is_causal=True)
+
+
+def state_space(query: Array, key: Array, value: Array) -> Array:
+    """A state space whose decays are those of a key's first component."""
+    return attn_jax.state_space(query, key, value, -jax.nn.softplus(key[..., 0]))
+
+
+def lsh(query: Array, key: Array, value: Array) -> Array:
+    """Two rounds of hashing into 32 buckets; queries and keys are one."""
+    rotations = routed.draw_rotations(jax.random.key(0), *query.shape[-2:], num_buckets=32, num_rounds=2)
+    return attn_jax.lsh_attention(query + key, value, rotations, window=WINDOW, is_causal=True)
+
+
+def routing(query: Array, key: Array, value: Array) -> Array:
+    """16 clusters, whose centroids are drawn."""
+    centroids = routed.draw_centroids(jax.random.key(0), key.shape[-2], 16, key.shape[-1])
+    return attn_jax.routing_attention(query, key, value, centroids, window=WINDOW, is_causal=True)
+
+
+def linformer(query: Array, key: Array, value: Array) -> Array:
+    """Keys and values projected to as many as the rank, by a matrix that is drawn."""
+    projection = lowrank.draw_projection(jax.random.key(0), RANK, key.shape[-3])
+    return attn_jax.linformer_attention(query, key, value, projection)
+
+
+EXACT = ("dense", "blockwise", "xla")
 MECHANISMS = {
-    name: Mechanism(functools.partial(attn_jax.dot_product_attention, implementation=name), exponent=2)
-    for name in ("dense", "blockwise", "xla")
+    **{
+        name: Mechanism(functools.partial(attn_jax.dot_product_attention, implementation=name), exponent=2)
+        for name in EXACT
+    },
+    "window": Mechanism(functools.partial(attn_jax.dot_product_attention, mask=masks.SlidingWindow(WINDOW)), 1),
+    "linear": Mechanism(functools.partial(attn_jax.linear_attention, is_causal=True), 1),
+    "random_features": Mechanism(random_features, 1),
+    "retention": Mechanism(attn_jax.retention, 1),
+    "state_space": Mechanism(state_space, 1),
+    "lsh": Mechanism(lsh, 1),
+    "routing": Mechanism(routing, 1),
+    "linformer": Mechanism(linformer, 1),
+    "nystrom": Mechanism(functools.partial(attn_jax.nystrom_attention, landmarks=RANK), 1),
 }
 
 

@@ -1,6 +1,6 @@
 """How do time and memory grow with the length, the head width and the heads?
 
-Claims: C1 (exact mechanisms), C1b.
+Claims: C1, C1b.
 Command: python -m experiments.complexity --preset=quick --out=results/complexity
 Time: smoke 15 s, quick 70 s, full 15 min on two cores.
 
@@ -25,7 +25,7 @@ from experiments.benchmarks.timing import LEAST_ROUNDS, interleave
 from experiments.complexity import results
 from experiments.config import Config, option
 from experiments.harness import Experiment, Result, Unit
-from experiments.mechanisms import MECHANISMS, Attend, apply_layer, bare, make_layer
+from experiments.mechanisms import EXACT, MECHANISMS, Attend, apply_layer, bare, make_layer
 
 STAGES = ("forward", "training")
 SIZES = ("n", "d", "h")
@@ -35,7 +35,7 @@ SIZES = ("n", "d", "h")
 class ComplexityConfig(Config):
     """Flags of this experiment."""
 
-    mechanisms: tuple[str, ...] = option(tuple(MECHANISMS), "mechanisms", choices=tuple(MECHANISMS))
+    mechanisms: tuple[str, ...] = option((*EXACT, "linear"), "mechanisms", choices=tuple(MECHANISMS))
     lengths: tuple[int, ...] = option((512, 1024, 2048), "n of the timed sweep", least=8, most=2**17)
     widths: tuple[int, ...] = option((32, 64, 128, 256), "d of the timed sweep, and of the memory", least=1, most=4096)
     length: int = option(1024, "n where d varies", least=8, most=2**16)
@@ -181,6 +181,7 @@ EXPERIMENT = Experiment(
         },
         "quick": {},
         "full": {
+            "mechanisms": tuple(MECHANISMS),
             "lengths": (1024, 2048, 4096, 8192),
             "heads": 4,
             "layer_shares": (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0),

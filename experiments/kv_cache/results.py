@@ -34,6 +34,7 @@ def judge(config: Any, measurements: pd.DataFrame, counted: float) -> list[Outco
             "gqa": timing.ratio(last["grouped heads"], last["all heads"]),
             "mqa": timing.ratio(last["one head"], last["all heads"]),
             "rolling": timing.ratio(last["ring"], last["all heads"]),
+            "recurrent": timing.ratio(last["state space"], last["all heads"]),
         },
         models=", ".join(f"{name} ({x.context})" for name, x in MODELS.items()),
         device=jax.devices()[0].device_kind,

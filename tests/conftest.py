@@ -35,7 +35,7 @@ def pytest_runtest_teardown():
     The compiler crashes there, and a worker comes to as many in half an hour. Counting takes milliseconds, so it is
     done every so often; what is needed again comes from the cache on disk.
     """
-    if next(DONE) % 20 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+    if next(DONE) % 20 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
         gc.collect()
 

@@ -84,6 +84,13 @@ def items_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
 def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
     """The output is a linear function of the values, channel by channel."""
     one, other = audit.problem(), audit.problem(seed=1)
+    if (left := worst(audit.subject(one.query, one.key, np.zeros_like(one.value)))) > TOLERANCE:
+        yield own.fault(
+            f"Values of 0 come out as up to {left:.2g}: something is added that was not fetched.",
+            "A residual or a bias belongs after the output projection.",
+            link="output",
+        )
+        return
     both = audit.subject(one.query, one.key, 2 * one.value - other.value)
     apart = 2 * audit.subject(*one) - audit.subject(one.query, one.key, other.value)
     off = worst(both - apart)
@@ -92,6 +99,12 @@ def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
             f"The output for 2v − w is 2 o(v) − o(w) but for {off:.2g}: float32 arrays are rounded on the way.",
             "Compute logits, softmax and sums in float32.",
             link="numerics",
+        )
+    elif off > TOLERANCE and _normalised_after(audit, one):
+        yield own.fault(
+            f"The output for 2v − w is not 2 o(v) − o(w), off by {off:.2g}, and is the same for v and 2v.",
+            "Outputs are normalised after the values were fetched.",
+            link="output",
         )
     elif off > TOLERANCE:
         yield own.fault(
@@ -111,6 +124,15 @@ def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
         return
     if moved[0] <= CHANGED:
         yield own.fault("The output does not depend on the values.", "What is it that the weights fetch?")
+
+
+def _normalised_after(audit: Audit, given: Arrays) -> bool:
+    """Whether outputs do not change with the size of all values, but do with the size of one token's."""
+    base = audit.subject(*given)
+    one = given.value.copy()
+    one[:, 2] *= 3
+    same, other = (audit.subject(given.query, given.key, value) for value in (2 * given.value, one))
+    return worst(same - base) < TOLERANCE < worst(other - base)
 
 
 @check("heads apart", "heads", after=("linear in values",), answers=False)
@@ -138,8 +160,16 @@ def heads_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
                 link="values" if field == "value" else "projections",
             )
             return
+    others = {field: np.delete(at, 1, axis=1).any() for field, at in moved.items()}
+    if others["query"] and moved["query"][2, 1] and not others["value"]:
+        yield own.fault(
+            "The weights of other heads change with the queries of head 1, what they fetch does not.",
+            "The softmax runs over the keys of a query, the last axis of [B, N, T, S], not over heads.",
+            link="softmax",
+        )
+        return
     for field, at in moved.items():
-        if np.delete(at, 1, axis=1).any() or not at[2, 1]:
+        if others[field] or (field == "query" and not at[2, 1]):
             reached = [f"token {token}, head {head}" for token, head in np.argwhere(at)[:4].tolist()]
             yield own.fault(
                 f"A change to the {field} of token 2, head 1 reaches {'; '.join(reached)}, …",

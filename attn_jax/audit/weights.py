@@ -29,6 +29,12 @@ def rows_sum(audit: Audit, own: Registered) -> Iterator[Finding]:
                 "many?",
                 link="output",
             )
+        elif worst(found - 1) < 0.01:
+            yield own.fault(
+                f"Values of 1 come out as {low:.5g} to {high:.5g}: weights are rounded.",
+                "Keep weights in float32 until values are summed.",
+                link="numerics",
+            )
         else:
             yield own.fault(
                 f"Values of 1 come out as {low:.4g} to {high:.4g}: rows of weights do not sum to 1.",
@@ -220,6 +226,13 @@ def _explain(audit: Audit, own: Registered, given: Arrays, found: Array, seen: M
     for scores, link, what, advice in others:
         if better(scores()):
             return own.fault(f"The weights are a softmax of {what}, not of q·k.", advice, link=link)
+    for step in (1, -1):
+        if fit(np.roll(found, step, axis=-1), reference.scores(q, k), seen).misfit < max(EXPLAINED, plain.misfit / 10):
+            return own.fault(
+                f"Each key fetches the value of the token {abs(step)} {'before' if step > 0 else 'after'} it.",
+                "Keys and values of a token stand at one index.",
+                link="values",
+            )
     for n in range(1, 4):
         if better(np.roll(reference.scores(q, k), n, axis=1)):
             return own.fault(
@@ -252,6 +265,12 @@ def _residual(audit: Audit, own: Registered, given: Arrays, found: Array, seen: 
             f"Weights are those of q·k but for {plain.misfit:.1%} of the spread of their logarithms.",
             "Scores or weights of float32 arrays are rounded on the way: accumulate in float32.",
             link="numerics",
+        )
+    if audit.expected.positions is not None:
+        return own.fault(
+            f"Positions as expected leave {plain.misfit:.0%} of the spread of log-weights over, with any scale.",
+            "Compare the base, the pairing, the scaling and where positions begin.",
+            link="positions",
         )
     return own.fault(
         f"No scale times q·k explains the weights: {plain.misfit:.0%} of the spread of their logarithms is left over.",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attn_jax import checks
@@ -176,6 +176,8 @@ class TransformerConfig:
             checks.one_of("mixer", word, WORDS)
         if len(self.layer_mixers) == 1:
             self._set("mixer", self.layer_mixers[0])
+        if isinstance(self.mixer_options, Mapping):  # as JSON has it
+            self._set("mixer_options", MixerOptions(**self.mixer_options))
         if not isinstance(self.mixer_options, MixerOptions):
             raise TypeError(f"mixer_options must be MixerOptions, got {self.mixer_options!r}")
         self.mixer_options.check_read(self.layer_mixers)

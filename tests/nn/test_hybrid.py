@@ -151,7 +151,8 @@ def make(**options):
         ({"mixer": "gru", "head_width": 4}, "head_width has no effect without mixer"),
         ({"mixer": "state_space", "num_kv_heads": 1}, "num_kv_heads has no effect without mixer linear or"),
         ({"mixer_options": OPTIONS}, "mixer_options.(window|convolution_width) has no effect"),
-        ({"mixer_options": {"window": 3}}, "mixer_options must be MixerOptions"),
+        ({"mixer_options": 3}, "mixer_options must be MixerOptions"),
+        ({"mixer_options": {"windows": 3}}, "windows"),
         ({"mixer": "gru", "causal": False, "head": None}, None),  # said when it is built: the mixer's own choice
     ],
 )

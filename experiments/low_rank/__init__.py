@@ -2,7 +2,7 @@
 
 Claims: L2.
 Command: python -m experiments.low_rank --preset=quick --out=results/low_rank
-Time: smoke 20 s, quick 100 s, full about 14 min on two cores.
+Time: smoke 20 s, quick 94 s, full about 14 min on two cores.
 
 Spectra of the weights of a real model, beside the same architecture at random weights: what the first singular values
 hold of the sum of all, and what the best matrix of a rank misses of the output. Then Linformer, Nyström and Performer

@@ -2,7 +2,7 @@
 
 Claims: L3.
 Command: python -m experiments.sparse_patterns --model=smollm2 --preset=quick --out=results/sparse_patterns
-Time: smoke 60 s, quick about 100 s, full 15 min on two cores.
+Time: smoke 60 s, quick 94 s, full 15 min on two cores.
 
 Of every head of a checkpoint, the mass and the output that sparse patterns keep, against the pairs and tiles that they
 take, beside the same architecture at random weights; and one layer of routed attention on a look-up task, by what its

@@ -84,7 +84,14 @@ def items_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
 def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
     """The output is a linear function of the values, channel by channel."""
     one, other = audit.problem(), audit.problem(seed=1)
-    if (left := worst(audit.subject(one.query, one.key, np.zeros_like(one.value)))) > TOLERANCE:
+    nothing = audit.subject(one.query, one.key, np.zeros_like(one.value))
+    if not np.isfinite(nothing).all():
+        yield own.fault("Values of 0 do not come out finite.", "Are values divided by their size?")
+        return
+    if worst(nothing - audit.subject(*one)) <= CHANGED:
+        yield own.fault("The output does not depend on the values.", "What is it that the weights fetch?")
+        return
+    if (left := worst(nothing)) > TOLERANCE:
         yield own.fault(
             f"Values of 0 come out as up to {left:.2g}: something is added that was not fetched.",
             "A residual or a bias belongs after the output projection.",
@@ -122,8 +129,6 @@ def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
             "Are values rotated or projected? Rotary positions belong to queries and keys alone.",
         )
         return
-    if moved[0] <= CHANGED:
-        yield own.fault("The output does not depend on the values.", "What is it that the weights fetch?")
 
 
 def _normalised_after(audit: Audit, given: Arrays) -> bool:

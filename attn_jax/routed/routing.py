@@ -125,6 +125,9 @@ def routing_attention(
     temperature = checks.finite_number("temperature", temperature, positive=True)
     counted = counted_tokens("key_value_seq_lengths", key_value_seq_lengths, query.shape[:-2])
     check_scale(scale)
+    if not query.shape[-3]:  # no tokens
+        output = jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
+        return (output, jnp.zeros((), jnp.promote_types(query.dtype, jnp.float32))) if learn == "auxiliary" else output
     tokens = route(query, key, value, centroids, counted)
     options = {"scale": scale, "precision": precision}
     if learn == "soft":
@@ -171,6 +174,8 @@ def extend_routing(
     check_cache(cache, lead, width, value.shape[-1], "[*B, K, 1, clusters]")
     counted = counted_tokens("counts", counts, query.shape[:-2])
     check_scale(scale)
+    if not query.shape[-3]:  # no tokens
+        return jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype), cache
     tokens = route(query, key, value, centroids, counted)
     of_queries, of_keys = clusters.nearest(tokens, cache)
     rows, belong = in_a_row(tokens.query), jax.tree.map(lambda x: x[..., 0, :], cache.members)

@@ -110,7 +110,9 @@ def test_random_outputs_are_dropout_that_is_on():
 
 
 def test_what_was_meant_is_no_fault():
-    scaled = lambda query, key, value: attention(query, key, value, scale=0.2)  # noqa: E731
+    def scaled(query, key, value):
+        return attention(query, key, value, scale=0.2)
+
     assert audit_attention(scaled).faults[0].link == "scale"
     assert audit_attention(scaled, expect=Expectation(scale=0.2)).ok
     meant = audit_attention(attention, expect=Expectation(scale="inverse"))

@@ -135,7 +135,10 @@ def test_the_broken_link_is_named(name):
 
 def test_dropout_that_is_on():
     module, streams = flax(dropout_rate=0.5), nnx.Rngs(3)
-    call = lambda module, x: module(x, deterministic=False, rngs=streams)  # noqa: E731
+
+    def call(module, x):
+        return module(x, deterministic=False, rngs=streams)
+
     assert audit_module(module, width=16, call=call).faults[0].link == "dropout"
     assert audit_module(module, width=16, call=lambda module, x: module(x, deterministic=True)).ok
 

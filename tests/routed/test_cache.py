@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,3 +184,20 @@ def test_sizes_are_positive(name):
         empty_group_cache(1, **sizes)
     with pytest.raises(TypeError, match="dtype must be a floating dtype"):
         empty_group_cache(1, 1, 1, 1, 1, dtype=jnp.int32)
+
+
+def test_no_tokens_are_no_output_and_change_nothing():
+    nothing, centroids = jnp.zeros((2, 0, 2, 4)), draw_centroids(jax.random.key(0), 2, 2, 4)
+    for options in ({"is_causal": True}, {"window": 2}, {"learn": "soft"}):
+        assert routing_attention(nothing, nothing, nothing, centroids, **options).shape == nothing.shape
+    output, loss = routing_attention(nothing, nothing, nothing, centroids, learn="auxiliary", is_causal=True)
+    assert (output.shape, float(loss)) == (nothing.shape, 0.0)
+    rotations = draw_rotations(jax.random.key(0), 2, 4, num_buckets=4)
+    for extend, given, groups in (
+        (extend_routing, (nothing, nothing, nothing, centroids), 2),
+        (extend_lsh, (nothing, nothing, rotations), 4),
+    ):
+        cache = empty_group_cache(2, 2, groups, window=3, head_width=4)
+        output, after = extend(*given, cache)
+        assert output.shape == nothing.shape
+        chex.assert_trees_all_equal(after, cache)

@@ -170,6 +170,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_rng: jax.Array | None = None,
         return_statistics: bool | Collection[str] = False,
         observe: Callable[..., Any] | None = None,
+        intervene: Callable[..., jax.Array] | None = None,
     ) -> Any:
         """Attention of `x` to `context`, or to itself.
 
@@ -191,6 +192,8 @@ class MultiHeadAttention(nnx.Module):
                 `implementation` bound to it that has no statistics raises.
             observe: a function that is called as `observe(query, key, value, **options)` with what `attention_fn`
                 gets (without dropout); its pytree is also returned.
+            intervene: a function that is called in the place of `attention_fn`, with the same arguments; what it
+                returns `[*B, T, N, V]` goes to the output projection. Not with `return_statistics`.
 
         Returns:
             The output `[*B, T, D]`, or a tuple `(output, statistics, observed)` of it and what was asked for.
@@ -211,6 +214,8 @@ class MultiHeadAttention(nnx.Module):
             context_positions = positions
         if observe is not None:
             parameters.check_function("observe", observe)
+        if intervene is not None:
+            parameters.check_function("intervene", intervene)
         check_lengths = functools.partial(padding.check_lengths, scaling=config.rotary_scaling)
         if query_seq_lengths is not None:
             query_seq_lengths = check_lengths("query_seq_lengths", query_seq_lengths, x.shape[:-2], x.shape[-2])
@@ -239,7 +244,12 @@ class MultiHeadAttention(nnx.Module):
         dropout = self._dropout(deterministic, dropout_rng)
         extras = ()
         names = statistics_names(return_statistics)
-        if names:
+        if intervene is not None:
+            if names:
+                raise ValueError("return_statistics describes the attention that intervene replaces: use observe")
+            output = intervene(query, key, value, **options, **dropout)
+            checks.shape("what intervene returns", output, (*query.shape[:-1], value.shape[-1]), "[*B, T, N, V]")
+        elif names:
             given = {**self._fixed_options(), **options, **dropout}
             output, statistics = attention_with_statistics(query, key, value, statistics=names, **given)
             extras += (statistics,)

@@ -97,7 +97,8 @@ class TransformerBlock(nnx.Module):
             x: `[*B, T, D]`.
             deterministic: True in evaluation; False in training, where dropout is on.
             dropout_rng: the key of dropout, needed if it is on.
-            **options: of `MultiHeadAttention.__call__`: positions, bias, mask, lengths, return_statistics, observe.
+            **options: of `MultiHeadAttention.__call__`: positions, bias, mask, lengths, return_statistics, observe,
+                intervene.
                 Another mixer takes the lengths, which are the same of queries and keys.
 
         Returns:

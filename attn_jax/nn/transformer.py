@@ -118,6 +118,8 @@ class Transformer(nnx.Module):
         dropout_rng: jax.Array | None = None,
         return_statistics: bool | Collection[str] = False,
         observe: Callable[..., Any] | None = None,
+        intervene: Callable[..., jax.Array] | None = None,
+        interventions: Any = None,
     ) -> Any:
         """Logits of every position, or hidden states where the configuration has no head.
 
@@ -130,7 +132,7 @@ class Transformer(nnx.Module):
                 comes out there means nothing. None: all. Not with a `rotary_scaling` of `DynamicNTK`, which has one
                 length for all.
             positions: int `[T]` or `[*B, T]`, where the tokens sit; None: 0..T-1. Needs attention in all layers, as
-                do `return_statistics` and `observe`: other mixers take tokens in their order.
+                do `return_statistics`, `observe` and `intervene`: other mixers take tokens in their order.
             token_types: int `[*B, T]`, the segment of each token, each in 0..num_token_types-1; None: 0.
             deterministic: True in evaluation, where there is no dropout and no key is needed; False in training.
             dropout_rng: the key of dropout, needed if it is on.
@@ -138,6 +140,10 @@ class Transformer(nnx.Module):
             observe: a function that every layer calls as `observe(query, key, value, **options)` with what its
                 attention gets; its pytree is also returned, stacked: leaves `[L, ...]`. It is part of the trace: a
                 function made anew for each call compiles anew; what changes goes into a `jax.tree_util.Partial`.
+            intervene: a function that every layer calls in the place of its attention, as
+                `intervene(own, query, key, value, **options)` with what that would get; its output `[*B, T, N, V]` goes
+                to the output projection. It is part of the trace, as `observe` is. Not with `return_statistics`.
+            interventions: a pytree with leaves `[L, ...]`, of which `own` is the layer's part: gates of heads, say.
 
         Returns:
             Logits `[*B, T, vocabulary]`, at least float32, or hidden states `[*B, T, D]`; or a tuple
@@ -154,11 +160,21 @@ class Transformer(nnx.Module):
         dropping = not checks.boolean("deterministic", deterministic) and self.config.dropout_rate > 0
         keys = split_dropout_key(dropout_rng, self.config.dropout_rate, 2) if dropping else None
         wanted = statistics_names(return_statistics)
-        self._check_attention(return_statistics=wanted or None, observe=observe, positions=positions)
-        if observe is not None and not isinstance(observe, jax.tree_util.Partial):
-            parameters.check_function("observe", observe)
-            observe = jax.tree_util.Partial(observe)
-        outputs = _compute(self, token_ids, token_types, lengths, positions, keys, statistics=wanted, observe=observe)
+        self._check_attention(
+            return_statistics=wanted or None, observe=observe, intervene=intervene, positions=positions
+        )
+        if intervene is None and interventions is not None:
+            raise ValueError("interventions go with intervene, which reads them; got None there")
+        for leaf in jax.tree.leaves(interventions):
+            if jnp.shape(leaf)[:1] != (self.config.num_layers,):
+                raise ValueError(
+                    f"interventions must have leaves [L, ...] with L = {self.config.num_layers}, got {jnp.shape(leaf)}"
+                )
+        observe, intervene = _as_partial("observe", observe), _as_partial("intervene", intervene)
+        outputs = _compute(
+            self, token_ids, token_types, lengths, positions, keys, (intervene, interventions),
+            statistics=wanted, observe=observe,
+        )  # fmt: skip
         return outputs if wanted or observe is not None else outputs[0]
 
     def layer(self, index: int) -> TransformerBlock:
@@ -349,6 +365,14 @@ class Transformer(nnx.Module):
         return jnp.einsum(equation, x, matrix, precision=self.config.precision, preferred_element_type=wide)
 
 
+def _as_partial(name: str, function: Callable[..., Any] | None) -> jax.tree_util.Partial | None:
+    """A function as a pytree, which `jit` takes for data: equal functions share the trace."""
+    if function is None or isinstance(function, jax.tree_util.Partial):
+        return function
+    parameters.check_function(name, function)
+    return jax.tree_util.Partial(function)
+
+
 @functools.partial(jax.jit, static_argnames="statistics")
 def _compute(
     model: Transformer,
@@ -357,6 +381,7 @@ def _compute(
     lengths: jax.Array | None,
     positions: jax.Array | None,
     keys: jax.Array | None,
+    intervention: tuple[Callable[..., jax.Array] | None, Any],
     *,
     statistics: tuple[str, ...],
     observe: Callable[..., Any] | None,
@@ -369,7 +394,12 @@ def _compute(
         x = drop(x, config.dropout_rate, keys[0])
         layer_keys = jax.random.split(keys[1], config.num_layers)
 
-    def run(x: jax.Array, block: TransformerBlock, key: jax.Array | None) -> tuple[jax.Array, tuple[Any, ...]]:
+    intervene, interventions = intervention
+
+    def run(
+        x: jax.Array, block: TransformerBlock, own: tuple[jax.Array | None, Any]
+    ) -> tuple[jax.Array, tuple[Any, ...]]:
+        key, change = own
         outputs = block(
             x,
             positions=positions,
@@ -379,12 +409,13 @@ def _compute(
             dropout_rng=key,
             return_statistics=statistics or False,
             observe=observe,
+            intervene=None if intervene is None else functools.partial(intervene, change),
         )
         output, *extras = outputs if isinstance(outputs, tuple) else (outputs,)
         return output.astype(x.dtype), tuple(extras)
 
     kinds = config.layer_attention
-    x, extras = scan_layers(run, x, model.layers, by_kind(layer_keys, len(kinds)), kinds)
+    x, extras = scan_layers(run, x, model.layers, by_kind((layer_keys, interventions), len(kinds)), kinds)
     extras = in_order(extras)
     if model.final_norm is not None:
         x = model.final_norm(x)

@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/ready
 PRESET ?= quick
+ONLY ?= short
 OUT ?= results
 
 .PHONY: setup report test check slow pictures clean
@@ -11,7 +12,7 @@ OUT ?= results
 setup: $(READY)
 
 report: $(READY)
-	$(RUN) -m experiments.reproduce --preset=$(PRESET) --out=$(OUT)
+	$(RUN) -m experiments.reproduce --preset=$(PRESET) --only=$(ONLY) --out=$(OUT)
 
 test: check
 	$(RUN) -m pytest -n 2 --dist=worksteal -m "not slow"

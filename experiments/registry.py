@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import pathlib
+import re
+from collections.abc import Sequence
 
 REPRODUCED = (
     "score_variance",
@@ -28,6 +30,22 @@ REPRODUCED = (
     "head_roles",
 )
 EXPERIMENTS = ("walkthrough", *REPRODUCED)
+# What is shown where a quarter of an hour must do: each link of the chain, and a real model.
+SHORT = (
+    "score_variance",
+    "softmax_saturation",
+    "projections",
+    "attention_rank",
+    "heads",
+    "positions",
+    "block_equivalence",
+    "kv_cache",
+    "linear_stability",
+    "rank_collapse",
+    "diagnose",
+    "head_roles",
+)
+GROUPS = {"all": REPRODUCED, "short": SHORT}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +56,12 @@ class Entry:
     question: str
     claims: str
     time: str
+
+    @property
+    def seconds(self) -> float:
+        """What its preset `quick` takes, the longest time that is said."""
+        (said,) = re.findall(r"quick ([^,]+(?:, \d+ (?:s|min) with [^,]+)?)", self.time)
+        return max(float(number) * {"s": 1, "min": 60}[unit] for number, unit in re.findall(r"(\d+) (s|min)\b", said))
 
 
 def entries() -> list[Entry]:
@@ -54,3 +78,22 @@ def read_entry(name: str) -> Entry:
     if not lines or "Time" not in field or "Claims" not in field:
         raise ValueError(f"the docstring of experiments.{name} must have a first line, 'Claims:' and 'Time:'")
     return Entry(name, lines[0], field["Claims"].rstrip("."), field["Time"].rstrip("."))
+
+
+def select(words: Sequence[str]) -> tuple[str, ...]:
+    """The experiments of `REPRODUCED` that are named: by themselves, by a claim that they settle, or by a group.
+
+    Raises:
+        ValueError: on a word that names none.
+    """
+    settles = {name: re.split(r"[ ,]+", read_entry(name).claims) for name in REPRODUCED}
+    found: set[str] = set()
+    for word in words:
+        named = GROUPS.get(word) or [name for name in REPRODUCED if name == word or word in settles[name]]
+        if not named:
+            raise ValueError(
+                f"only must hold names of experiments or ids of claims (python -m experiments lists both), "
+                f"or {' or '.join(GROUPS)}; got {word!r}"
+            )
+        found.update(named)
+    return tuple(name for name in REPRODUCED if name in found)

@@ -79,7 +79,8 @@ def build(out: pathlib.Path, names: Sequence[str], failed: Sequence[str] = ()) -
             broken += [name] if name not in broken else []
         runs += [] if run is None else [run]
     page = reserve(out)
-    artifacts.write_atomic(page, render(runs, broken).encode())
+    missing = [name for name in names if name not in broken and name not in {run.name for run in runs}]
+    artifacts.write_atomic(page, render(runs, broken, missing).encode())
     return page
 
 
@@ -96,8 +97,8 @@ def reserve(out: pathlib.Path) -> pathlib.Path:
     return page
 
 
-def render(runs: Sequence[Run], failed: Sequence[str] = ()) -> str:
-    """The page as text."""
+def render(runs: Sequence[Run], failed: Sequence[str] = (), missing: Sequence[str] = ()) -> str:
+    """The page as text, which says what failed and what was not run."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent / "templates"),
         autoescape=True,
@@ -107,7 +108,9 @@ def render(runs: Sequence[Run], failed: Sequence[str] = ()) -> str:
     )
     environment.filters["measured"] = spell
     counts = {verdict: sum(c["verdict"] == verdict for run in runs for c in run.claims) for verdict in VERDICTS}
-    return environment.get_template("report.html.j2").render(title=TITLE, runs=runs, failed=failed, counts=counts)
+    return environment.get_template("report.html.j2").render(
+        title=TITLE, runs=runs, failed=failed, missing=missing, counts=counts
+    )
 
 
 def spell(entry: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -28,6 +29,30 @@ def test_each_experiment_says_its_question_claims_command_and_time(name):
 def test_every_claim_is_settled_by_one_experiment():
     told = " ".join(entry.claims for entry in registry.entries()).replace(",", " ").split()
     assert sorted(word for word in told if word in CLAIMS) == sorted(CLAIMS)
+
+
+def test_a_selection_is_named_by_claims_and_says_what_it_leaves_out(tmp_path, capsys, monkeypatch):
+    ran = []
+    monkeypatch.setattr(reproduce, "run_one", lambda name, *rest: ran.append(name) or True)
+    assert reproduce.main(["reproduce", "--only=H2,S1,C1b", f"--out={tmp_path}"]) == 0
+    assert ran == ["score_variance", "attention_rank", "complexity"]
+    *_, left, page = capsys.readouterr().out.splitlines()
+    assert [name for name in registry.REPRODUCED if name in left] == [x for x in registry.REPRODUCED if x not in ran]
+    assert "Not run:" in pathlib.Path(page).read_text("utf-8")
+
+
+def test_the_short_selection_leaves_time_for_the_set_up_in_a_quarter_of_an_hour():
+    assert sum(registry.read_entry(name).seconds for name in registry.SHORT) <= 13 * 60
+    assert sum(entry.seconds for entry in registry.entries()[1:]) <= 45 * 60
+    assert "diagnose" in registry.SHORT
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("smoke 8 s, quick 13 s, full 4 min on two cores", 13), ("quick 58 s, 142 s with Gemma 3, full 10 min", 142)],
+)
+def test_seconds_are_read_from_what_is_said(said, seconds):
+    assert registry.Entry("x", "x?", "S1", said).seconds == seconds
 
 
 def test_the_list_names_them_all_with_their_time(capsys):
@@ -57,13 +82,13 @@ def test_only_some_and_all_well(tmp_path, capsys, monkeypatch):
     ran = []
     monkeypatch.setattr(reproduce, "run_one", lambda name, *rest: ran.append(name) or True)
     assert reproduce.main(["reproduce", "--only=attention_rank,score_variance", f"--out={tmp_path}"]) == 0
-    assert ran == ["attention_rank", "score_variance"]
+    assert ran == ["score_variance", "attention_rank"]  # in the order of the report
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("flag", "says"),
-    [("--only=walkthrough", "only must be one of"), ("--only=a,b", "'a'"), ("--preset=all", "preset"), ("x", "'x'")],
+    [("--only=walkthrough", "only must hold names"), ("--only=a,b", "'a'"), ("--preset=all", "preset"), ("x", "'x'")],
 )
 def test_wrong_flags_run_nothing(flag, says, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reproduce, "run_one", lambda *_: pytest.fail("ran"))

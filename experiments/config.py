@@ -67,9 +67,13 @@ class Choices:
 
 
 def parse(kind: type[Config], argv: Sequence[str], *, presets: Sequence[str], out: str) -> Choices:
-    """Reads `argv` (the program's name first). Raises ValueError with one line that names the flag at fault."""
+    """Reads `argv` (the program's name first); where there is one preset, there is no flag for it.
+
+    Raises ValueError with one line that names the flag at fault.
+    """
     values = flags.FlagValues()  # our own, not the global one: parsing leaves nothing behind
-    flags.DEFINE_enum("preset", "quick", presets, "how much to measure", flag_values=values)
+    if len(presets) > 1:
+        flags.DEFINE_enum("preset", "quick", presets, "how much to measure", flag_values=values)
     flags.DEFINE_string("out", out, "directory of the results", flag_values=values)
     flags.DEFINE_flag(_switch("help", "show this help"), values)
     types = typing.get_type_hints(kind)
@@ -90,15 +94,14 @@ def parse(kind: type[Config], argv: Sequence[str], *, presets: Sequence[str], ou
     if not values["out"].value:
         raise ValueError("flag --out must name a directory, got an empty string")
     given = {field.name: values[field.name].value for field in dataclasses.fields(kind) if values[field.name].present}
-    return Choices(str(values["preset"].value), given, str(values["out"].value), bool(values["help"].value))
+    preset = str(values["preset"].value) if len(presets) > 1 else presets[0]
+    return Choices(preset, given, str(values["out"].value), bool(values["help"].value))
 
 
 def describe(kind: type[Config], presets: Mapping[str, Mapping[str, Any]], *, out: str) -> str:
     """The flags, their help and their value in each preset: the text of --help."""
-    lines = [
-        f"  --preset={'|'.join(presets)}: how much to measure (quick)",
-        f"  --out: directory of the results ({out})",
-    ]
+    lines = [f"  --preset={'|'.join(presets)}: how much to measure (quick)"] if len(presets) > 1 else []
+    lines.append(f"  --out: directory of the results ({out})")
     for field in dataclasses.fields(kind):
         by_preset = {preset: _spell(getattr(kind(**chosen), field.name)) for preset, chosen in presets.items()}
         same = len(set(by_preset.values())) == 1

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from experiments.command_line import CommandError
 
-RESULTS = ("measurements.csv", "timings.csv", "figure.png", "claims.json", "summary.json")
+RESULTS = ("measurements.csv", "timings.csv", "figure.png", "claims.json", "summary.json", "report.html")
 SPELLING = ("preset", "command")  # how the configuration was asked for, not what it is
 RECORD = {  # fields of config.json, by which we know that an experiment wrote it
     **dict.fromkeys(("experiment", "question", "command", "preset", "source"), str),

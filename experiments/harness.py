@@ -24,7 +24,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments import artifacts, command_line, progress
+from experiments import artifacts, command_line, progress, report
 from experiments.artifacts import Row, Store
 from experiments.claims import Outcome
 from experiments.command_line import CommandError, say
@@ -66,6 +66,7 @@ class Experiment(Generic[C]):
         figure: the figure, from the measurements.
         alt: what the figure shows, for those who cannot see it.
         tables: small tables for the end of the run and for the report.
+        records: what is written as JSON besides, by the name of the file.
         inputs: digests of the files that are read, so that parts are only reused for the same contents. Called before
             anything is written: what a user named wrongly raises here, in one line (ValueError, OSError).
         documentation: the module's docstring, for --help.
@@ -80,6 +81,7 @@ class Experiment(Generic[C]):
     figure: Callable[[C, pd.DataFrame], Figure]
     alt: str
     tables: Callable[[C, pd.DataFrame], Sequence[Table]] = lambda config, measurements: ()
+    records: Callable[[C, pd.DataFrame], Mapping[str, Any]] = lambda config, measurements: {}
     inputs: Callable[[C], Mapping[str, str]] = lambda config: {}
     documentation: str = ""
 
@@ -102,6 +104,7 @@ class Result:
         measurements: tidy, one row a measurement; timings, too, where there are any.
         claims: the verdicts.
         tables: small tables.
+        records: what is written as JSON besides, by the name of the file.
         figure: draws the figure.
         seconds: of each unit that was measured in this run.
     """
@@ -111,6 +114,7 @@ class Result:
     measurements: pd.DataFrame
     claims: tuple[Outcome, ...]
     tables: tuple[Table, ...]
+    records: Mapping[str, Any]
     figure: Callable[[], Figure]
     seconds: Mapping[str, float]
 
@@ -144,6 +148,7 @@ def run(
         measurements=measurements,
         claims=tuple(experiment.judge(config, measurements)),
         tables=tuple(experiment.tables(config, measurements)),
+        records=experiment.records(config, measurements),
         figure=lambda: experiment.figure(config, measurements),
         seconds=kept,
     )
@@ -171,6 +176,8 @@ def write(experiment: Experiment[C], result: Result, store: Store) -> None:
     store.save_timings(result.seconds, timed)
     store.write_figure("figure.png", result.figure())
     tables = [dataclasses.asdict(table) for table in result.tables]
+    for name, record in result.records.items():
+        store.write_json(name, record)
     store.write_json("summary.json", {"alt": experiment.alt, "tables": tables})
     store.write_json("claims.json", [outcome.as_dict() for outcome in result.claims])
 
@@ -195,9 +202,11 @@ def _main(experiment: Experiment[Any], argv: Sequence[str]) -> int:
     with artifacts.open_store(asked.out, record, units) as (store, replaced):
         if replaced:
             say(replaced)
-        with progress.watch(experiment.name, len(units)) as report:
-            result = run(experiment, config, store=store, report=report)
+        with progress.watch(experiment.name, len(units)) as tell:
+            result = run(experiment, config, store=store, report=tell)
         write(experiment, result, store)
+        if page := report.load_run(store.directory):
+            artifacts.write_atomic(store.directory / "report.html", report.render([page]).encode())
     for table in result.tables:
         progress.show(table)
     if result.claims:

@@ -112,7 +112,10 @@ class Alibi(Bias):
         object.__setattr__(self, "num_heads", checks.positive_int("num_heads", self.num_heads))
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> jax.Array:
-        slopes = tile.per_head("the slopes of Alibi", jnp.asarray(alibi_slopes(self.num_heads), dtype))
+        slopes = jnp.asarray(alibi_slopes(self.num_heads), dtype)
+        checks.shape("the slopes of Alibi", slopes, tile.square.extent[-3:-2], "[N]")
+        slopes = slopes[tile.indices(-3)].reshape(-1, 1, 1)
+        slopes = slopes.reshape((1,) * (len(tile.sizes) - 3) + slopes.shape)
         return -slopes * jnp.abs(tile.query_positions - tile.key_positions).astype(dtype)
 
     def bounds(self, grid: Grid) -> Bounds:

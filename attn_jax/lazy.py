@@ -39,6 +39,8 @@ class Square:
         key_positions: int `[*B or 1, 1, 1, S]`, or None: key j sits at j.
         rows: int `[R]`, the queries to keep; None keeps all.
         keys_in_place: whether key j sits at position j, so that S is the length of the sequence.
+        part_of: the shape of the larger square that this one is a box of, or None.
+        origin: int, one for each axis: where it begins there.
     """
 
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
@@ -47,6 +49,13 @@ class Square:
     key_positions: Int[Array, "*#b 1 1 s"] | None = None
     rows: Int[Array, " r"] | None = None
     keys_in_place: bool = dataclasses.field(default=True, metadata={"static": True})
+    part_of: tuple[int, ...] | None = dataclasses.field(default=None, metadata={"static": True})
+    origin: Int[Array, " axes"] | None = None
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The shape of the whole problem, of which this may be a part."""
+        return self.shape if self.part_of is None else self.part_of
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -151,8 +160,9 @@ class Tile:
         return self.indices(-1)
 
     def indices(self, axis: int) -> Int[Array, " size"]:
-        """Where the tile lies along `axis` of the square (of its kept rows)."""
-        return jnp.arange(self.sizes[axis], dtype=jnp.int32) + jnp.asarray(self.starts[axis], jnp.int32)
+        """Where the tile lies along `axis` of the whole problem (of the kept rows of its square)."""
+        indices = jnp.arange(self.sizes[axis], dtype=jnp.int32) + jnp.asarray(self.starts[axis], jnp.int32)
+        return indices if self.square.origin is None else indices + self.square.origin[axis]
 
     def take(self, x: Array) -> Array:
         """The tile's part of `x`, whose axes are those of the square or 1."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_jax import biases, checks, masks, scaling
 from attn_jax.lazy import Bounds, Grid, Square, Tile
-from attn_jax.typing import Array, ArrayLike, Float, Int
+from attn_jax.typing import Array, ArrayLike, Bool, Float, Int
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -193,11 +193,11 @@ def _rows(rows: ArrayLike, length: int) -> Int[Array, " r"]:
     return rows
 
 
-class _Slots(masks.Mask):
+class Slots(masks.Mask):
     """Entries that are there at all, by a flag for each query and each key (None: all are)."""
 
-    queries: Array | None
-    keys: Array | None
+    queries: Bool[Array, "*#b t"] | None
+    keys: Bool[Array, "*#b s"] | None
 
     def evaluate(self, tile: Tile) -> Array:
         there = jnp.ones((1,) * len(tile.sizes), bool)
@@ -249,7 +249,7 @@ def _square(
         queries = starts[..., None] + steps.reshape((1,) * starts.ndim + (-1,))
     slots = None
     if any(x is not None for x in explicit.values()):
-        slots = _Slots(*(None if x is None else x >= 0 for x in explicit.values()))
+        slots = Slots(*(None if x is None else x >= 0 for x in explicit.values()))
     square = Square(
         shape,
         first,
@@ -302,7 +302,7 @@ def _lengths(square: tuple[int, ...], queries: ArrayLike | None, keys: ArrayLike
         checks.within(name, lengths, 0, most)
         entries = jnp.arange(most, dtype=lengths.dtype).reshape((1,) * lengths.ndim + (-1,))
         flags.append(entries < lengths[..., None])
-    return _Slots(*flags)
+    return Slots(*flags)
 
 
 def _check_squares(bias: biases.Bias | None, mask: masks.Mask | None, tile: Tile) -> None:

@@ -18,15 +18,24 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from attn_jax.exact import online
 from attn_jax.exact.arguments import Problem
 from attn_jax.exact.kernels import adapter
-from attn_jax.exact.steps import Differentiable, Fixed, Static, Step, Sweep, seen_keys, sink_shares, sweep_steps
-from attn_jax.exact.tiles import Blockwise, choose_blocks
+from attn_jax.exact.steps import (
+    Differentiable,
+    Fixed,
+    Static,
+    Step,
+    Sweep,
+    like,
+    seen_keys,
+    sink_shares,
+    sweep_steps,
+)
+from attn_jax.exact.tiles import Blocks, Blockwise, choose_blocks
 from attn_jax.typing import Array
 
 _CHOOSE = Blockwise()
@@ -57,40 +66,39 @@ def attend(
 
     With `kernel`, forward is that of `attn_jax.exact.kernels`; backward is this loop's either way.
     """
-    square, num_kv_heads = problem.square, problem.num_kv_heads
+    blocks = choose_blocks(problem.square, problem.num_kv_heads, wanted, problem.mask)
+    results = _run(*call_of(problem, blocks, statistics, kernel=kernel))
+    output = None if results.output is None else per_head(results.output).astype(problem.query.dtype)
+    measured = {name: per_head(x, 0) for name, x in results.statistics.items()}
+    return Results(output, per_head(results.logsumexp, 0), measured)
+
+
+def call_of(
+    problem: Problem, blocks: Blocks, statistics: tuple[str, ...] = (), *, kernel: bool = False
+) -> tuple[Static, Differentiable, Fixed]:
+    """A problem as the tile loop takes it: an axis for the query heads of each key/value head."""
+    dropout, precision = problem.dropout, problem.precision
     number = problem.scale if isinstance(problem.scale, float) else None
     static = Static(
         number,
         problem.logits_soft_cap,
-        0.0 if problem.dropout is None else problem.dropout.rate,
-        _hashable(problem.precision),
-        choose_blocks(square, num_kv_heads, wanted, problem.mask),
+        0.0 if dropout is None else dropout.rate,
+        cast(jax.lax.PrecisionLike, tuple(precision) if isinstance(precision, list) else precision),  # hashable
+        blocks,
         statistics,
         kernel,
     )
     *lead, num_heads, width = problem.query.shape
-    query = problem.query.reshape(*lead, num_kv_heads, num_heads // num_kv_heads, width)
-    differentiable = Differentiable(
-        query,
-        problem.key,
-        problem.value,
-        problem.bias,
-        jnp.asarray(problem.scale) if number is None else None,
-        problem.sinks,
-    )
-    fixed = Fixed(problem.mask, square, None if problem.dropout is None else problem.dropout.key)
-    results = _run(static, differentiable, fixed)
-
-    def per_head(x: Array) -> Array:
-        return x.reshape(*lead, num_heads, *x.shape[len(lead) + 2 :])
-
-    output = None if results.output is None else per_head(results.output).astype(problem.query.dtype)
-    measured = {name: per_head(x) for name, x in results.statistics.items()}
-    return Results(output, per_head(results.logsumexp), measured)
+    query = problem.query.reshape(*lead, problem.num_kv_heads, num_heads // problem.num_kv_heads, width)
+    scale = jnp.asarray(problem.scale) if number is None else None
+    differentiable = Differentiable(query, problem.key, problem.value, problem.bias, scale, problem.sinks)
+    return static, differentiable, Fixed(problem.mask, problem.square, None if dropout is None else dropout.key)
 
 
-def _hashable(precision: Any) -> jax.lax.PrecisionLike:
-    return cast(jax.lax.PrecisionLike, tuple(precision) if isinstance(precision, list) else precision)
+def per_head(x: Array, after: int = 1) -> Array:
+    """`[*B, T, K, G, ...]`, with so many axes at the end, as `[*B, T, N, ...]`."""
+    axis = x.ndim - after - 2
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -100,10 +108,11 @@ def _run(static: Static, differentiable: Differentiable, fixed: Fixed) -> Result
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
-    return _forward(static, differentiable, fixed)
+    return forward(static, differentiable, fixed)
 
 
-def _forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
+def forward(static: Static, differentiable: Differentiable, fixed: Fixed) -> Results:
+    """One pass over the tiles: output, log-sum-exp and statistics in the dtype of sums."""
     if static.kernel:
         return _kernel_forward(static, differentiable, fixed)
     query, value = differentiable.query, differentiable.value
@@ -227,9 +236,14 @@ def _without_symbol(x: Any) -> Array:
     return jnp.zeros(symbol.shape, symbol.dtype) if isinstance(x, SymbolicZero) else x
 
 
-def _backward(
+def backward(
     static: Static, differentiable: Differentiable, fixed: Fixed, results: Results, cotangents: Results
-) -> Differentiable:
+) -> dict[str, Any]:
+    """What flows back to each field of `differentiable`, in the dtype of sums; of a bias, to each floating leaf.
+
+    The results and cotangents of the rows are those over all of their keys. The keys here may be a part of them: the
+    gradients of parts add up.
+    """
     query, key, value = differentiable.query, differentiable.key, differentiable.value
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     output, d_entropy = results.output, cotangents.statistics.get("entropy")
@@ -332,23 +346,29 @@ def _backward(
         "scale": None if differentiable.scale is None else heads,
         "sinks": None if differentiable.sinks is None else heads,
     }
-    gradients = sweep_steps(static, differentiable, fixed, visit_rows, nothing)
-    return _like(differentiable, gradients)
+    return sweep_steps(static, differentiable, fixed, visit_rows, nothing)
 
 
-def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+def once(function: Callable[..., Any], name: Callable[[Any], str]) -> Callable[..., Any]:
     """`function(static, *arrays)`, whose derivative raises one clear line: loops and kernels say it in many."""
     run = jax.custom_jvp(function, nondiff_argnums=(0,))
 
     @run.defjvp
-    def refuse(static: Static, primals: Any, tangents: Any) -> Any:
-        name = "pallas" if static.kernel else "blockwise"
-        raise ValueError(f"implementation={name!r} has first derivatives, in reverse mode; 'dense' has all")
+    def refuse(static: Any, primals: Any, tangents: Any) -> Any:
+        raise ValueError(f"{name(static)} has first derivatives, in reverse mode; 'dense' has all")
 
     return run
 
 
-_forward_once, _backward_once = _once(_forward), _once(_backward)
+def _backward(static: Static, differentiable: Differentiable, *others: Any) -> Differentiable:
+    return like(differentiable, backward(static, differentiable, *others))
+
+
+def _name(static: Static) -> str:
+    return f"implementation={'pallas' if static.kernel else 'blockwise'!r}"
+
+
+_forward_once, _backward_once = once(forward, _name), once(_backward, _name)
 _attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
 
 
@@ -360,34 +380,3 @@ def keys_first(x: Array) -> Array:
 def keys_last(x: Array) -> Array:
     """`[b, k, s, g, t]` as `[b, k, g, t, s]`."""
     return jnp.moveaxis(x, 2, -1)
-
-
-def _like(differentiable: Differentiable, gradients: dict[str, Any]) -> Differentiable:
-    """The gradients in the structure, shapes and dtypes of what they belong to."""
-
-    def cast_to(x: Any, gradient: Any) -> Any:
-        if x is None:
-            return None
-        return (gradient if x.ndim or not gradient.ndim else gradient.sum()).astype(x.dtype)
-
-    bias = None
-    if differentiable.bias is not None:
-        leaves, structure = jax.tree.flatten(differentiable.bias)
-        floating = iter(gradients["bias"])
-        bias = jax.tree.unflatten(
-            structure,
-            [
-                next(floating).astype(jnp.result_type(leaf))
-                if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-                else np.zeros(jnp.shape(leaf), jax.dtypes.float0)
-                for leaf in leaves
-            ],
-        )
-    return Differentiable(
-        cast_to(differentiable.query, gradients["query"]),
-        cast_to(differentiable.key, gradients["key"]),
-        cast_to(differentiable.value, gradients["value"]),
-        bias,
-        cast_to(differentiable.scale, gradients["scale"]),
-        cast_to(differentiable.sinks, gradients["sinks"]),
-    )

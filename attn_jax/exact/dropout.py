@@ -15,7 +15,7 @@ def keep_mask(dropout: Dropout, tile: Tile) -> Bool[Array, "*b n t s"]:
     The bit of an entry is a hash of the key and of its indices (batch item, head, query, key). Under `vmap` the
     mapped axis has no index: map the key as well.
     """
-    *batch, num_heads, _, _ = tile.square.shape
+    *batch, num_heads, _, _ = tile.square.extent
     first, second = _words(dropout.key)
     rank = len(tile.sizes)
     matrices = jnp.zeros((1,) * rank, jnp.int32)

@@ -265,3 +265,34 @@ def sink_shares(sinks: Array, logsumexp: Array) -> tuple[Array, Array]:
 def seen_keys(visible: Bool[Array, "b k g t s"]) -> Bool[Array, "b k s 1"]:
     """Keys that at least one query of their group sees in this tile: what the others hold must not reach a sum."""
     return visible.any(axis=(2, 3))[..., None]
+
+
+def like(differentiable: Differentiable, gradients: dict[str, Any]) -> Differentiable:
+    """The gradients of `blockwise.backward` in the structure, shapes and dtypes of what they belong to."""
+
+    def cast_to(x: Any, gradient: Any) -> Any:
+        if x is None:
+            return None
+        return (gradient if x.ndim or not gradient.ndim else gradient.sum()).astype(x.dtype)
+
+    bias = None
+    if differentiable.bias is not None:
+        leaves, structure = jax.tree.flatten(differentiable.bias)
+        floating = iter(gradients["bias"])
+        bias = jax.tree.unflatten(
+            structure,
+            [
+                next(floating).astype(jnp.result_type(leaf))
+                if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+                else np.zeros(jnp.shape(leaf), jax.dtypes.float0)
+                for leaf in leaves
+            ],
+        )
+    return Differentiable(
+        cast_to(differentiable.query, gradients["query"]),
+        cast_to(differentiable.key, gradients["key"]),
+        cast_to(differentiable.value, gradients["value"]),
+        bias,
+        cast_to(differentiable.scale, gradients["scale"]),
+        cast_to(differentiable.sinks, gradients["sinks"]),
+    )

@@ -140,7 +140,7 @@ def linear_recurrence(
     """
     query, key, value = check_inputs(query, key, value, is_causal=is_causal)
     if log_decay is not None:
-        log_decay = _check_decay(log_decay, query.shape, key.shape[-2], is_causal=is_causal)
+        log_decay = check_decay(log_decay, query.shape, key.shape[-2], is_causal=is_causal)
     counted = counted_steps("key_mask", None, key.shape[:-2], key_mask)
     output, state = recur(
         query, key, value, log_decay, counted, initial_state, is_causal=is_causal, form=form, chunk_size=chunk_size,
@@ -241,7 +241,7 @@ def counted_steps(
     return counted if mask is None else counted & mask
 
 
-def _check_decay(log_decay: ArrayLike, query: tuple[int, ...], num_kv_heads: int, *, is_causal: bool) -> Array:
+def check_decay(log_decay: ArrayLike, query: tuple[int, ...], num_kv_heads: int, *, is_causal: bool) -> Array:
     """`log_decay` of one of its shapes, never positive."""
     log_decay = checks.floating_array("log_decay", log_decay)
     if not is_causal:

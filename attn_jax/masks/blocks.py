@@ -84,7 +84,7 @@ class RandomBlocks(Mask):
         """The blocks of keys that each block of queries sees, one array for each stratum; None for all of them."""
         if self.length is None and not square.keys_in_place:
             raise ValueError("length of RandomBlocks must be given where key_positions are, got None")
-        blocks = -(-(self.length or square.shape[-1]) // self.block)
+        blocks = -(-(self.length or square.extent[-1]) // self.block)
         if self.per_row >= blocks:
             return None
         # A NumPy constant would be one of a kernel's captured arrays, which kernels refuse.

@@ -68,6 +68,9 @@ class MLP(nnx.Module):
         self.model_width = width = checks.positive_int("model_width", model_width)
         inner = 4 * width if inner_width is None else checks.positive_int("inner_width", inner_width)
         self.activation = activation
+        # With one batch axis: on CPUs XLA is slow at the gradient of products over several. But tokens that are spread
+        # over devices along two axes would be gathered for it.
+        self.joins_tokens = True
         self.dtype = None if dtype is None else parameters.floating_name("dtype", dtype)
         self.precision = precision
         param_dtype = parameters.floating_name("param_dtype", param_dtype)
@@ -87,8 +90,9 @@ class MLP(nnx.Module):
         x = checks.floating_array("x", x)
         parameters.check_width("x", x, self.model_width)
         activation = ACTIVATIONS[self.activation]
-        # With one batch axis: on CPUs XLA is slow at the gradient of products over several.
-        shape, x = x.shape, x.reshape(math.prod(x.shape[:-1]), self.model_width)
+        shape = x.shape
+        if self.joins_tokens:
+            x = x.reshape(math.prod(x.shape[:-1]), self.model_width)
         if self.gate_weight is None:
             inner = activation(self._linear(x, self.up_weight, self.up_bias))
         else:

@@ -16,7 +16,7 @@ from attn_jax.training.divergence import DivergedError, Divergence
 from attn_jax.training.files import RunError
 from attn_jax.training.loop import LoopConfig, Trained, train
 from attn_jax.training.monitor import AttentionMonitor, Limits, calibrate
-from attn_jax.training.objectives import token_loss
+from attn_jax.training.objectives import SpreadLoss, token_loss
 from attn_jax.training.optimizers import OptimizerConfig
 from attn_jax.training.progress import Console, Progress
 from attn_jax.training.run_log import RunLog
@@ -36,6 +36,7 @@ __all__ = [
     "Progress",
     "RunError",
     "RunLog",
+    "SpreadLoss",
     "TrainState",
     "Trained",
     "calibrate",

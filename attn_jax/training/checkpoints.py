@@ -6,6 +6,9 @@
 
 What is read is first compared with the digests: a file that is damaged, short or missing makes a checkpoint damaged,
 and the one before is used. A checkpoint that is whole but of something else is refused, never adapted.
+
+Of several processes the first alone touches the files; the others send their parts of the arrays, and are told what
+was read. So a run may go on with other devices, or with other processes, than it was begun with.
 """
 
 import contextlib
@@ -26,6 +29,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from attn_jax import checks
+from attn_jax.parallel import distributed
 from attn_jax.training import identity
 from attn_jax.training.files import RunError, refusal, write_atomic
 from attn_jax.training.state import TrainState
@@ -39,6 +43,10 @@ PARTS = {
     "run": "run",
     "arrays": "architecture",
 }
+
+
+# Arrays that a run never changes.
+OWN = {"key": "seed", "learning_rate": "learning rate"}
 
 
 class CheckpointError(RunError):
@@ -64,11 +72,12 @@ class Checkpoints:
     Args:
         directory: theirs alone.
         run: what is trained and how, as JSON holds it; a checkpoint of anything else is refused. The architecture, the
-            shapes and the versions of the libraries are compared without being named here.
+            shapes and the versions of the libraries are compared without being named here. None: of whatever run, for
+            who reads and does not continue it.
         keep: how many are kept; at least 2, so that there is one to fall back on.
     """
 
-    def __init__(self, directory: pathlib.Path, *, run: Mapping[str, Any], keep: int = 3) -> None:
+    def __init__(self, directory: pathlib.Path, *, run: Mapping[str, Any] | None, keep: int = 3) -> None:
         self.directory, self.keep = directory, checks.positive_int("keep", keep, least=2)
         self.run = json.loads(json.dumps(run))
 
@@ -87,6 +96,10 @@ class Checkpoints:
         Raises:
             CheckpointError: in one line, if it cannot be written; those before are as they were.
         """
+        of, arrays = self._identity(state), distributed.values(_by_path(state)[0])
+        distributed.in_first(lambda: self._write(step, of, arrays))
+
+    def _write(self, step: int, of: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         path = self.path(step)
         try:
             self._sweep()
@@ -94,12 +107,11 @@ class Checkpoints:
                 return
             unfinished = self.directory / f".{path.name}.tmp"
             unfinished.mkdir(parents=True)
-            arrays = jax.tree.map(np.asarray, _by_path(state)[0])
             _find_room(unfinished / "reserved", arrays)
             with _orbax_silent():
-                ocp.PyTreeCheckpointer().save(unfinished.absolute() / "state", arrays)
+                _orbax().save(unfinished.absolute() / "state", arrays)
             files = {str(file.relative_to(unfinished)): _file_digest(file) for file in _files(unfinished)}
-            manifest = {"step": step, **self._identity(state), "device": identity.device(), "files": files}
+            manifest = {"step": step, **of, "device": identity.device(), "files": files}
             sealed = {**manifest, "seal": _seal(manifest)}
             write_atomic(unfinished / MANIFEST, json.dumps(sealed, indent=1).encode())
             os.replace(unfinished, path)
@@ -125,6 +137,16 @@ class Checkpoints:
         Raises:
             CheckpointError: in one line, if it is of another run, architecture or version, or all are damaged.
         """
+        mine, own = self._identity(state), _own(state)
+        found = distributed.in_first(lambda: self._newest(mine, own))
+        if found is None:
+            return None
+        step, arrays, notes = found
+        return Restored(_from_arrays(arrays, state), step, notes)
+
+    def _newest(
+        self, mine: Mapping[str, Any], own: Mapping[str, np.ndarray]
+    ) -> tuple[int, dict[str, np.ndarray], tuple[str, ...]] | None:
         notes, steps = [], self.steps()
         for step in reversed(steps):
             try:
@@ -134,11 +156,7 @@ class Checkpoints:
             except (_Damaged, OSError) as error:
                 notes.append(f"the checkpoint of step {step} is damaged ({_reason(error)})")
                 continue
-            self._compare(step, manifest, state)
-            with _orbax_silent():
-                arrays = ocp.PyTreeCheckpointer().restore(self.path(step).absolute() / "state")
-            restored = _from_arrays(arrays, state)
-            self._compare_runs(step, restored, state)
+            arrays = self._load(step, manifest, mine, own)
             if notes:
                 for damaged in steps[steps.index(step) + 1 :]:
                     self._remove(damaged)
@@ -147,32 +165,56 @@ class Checkpoints:
                 notes.append(
                     f"the checkpoint was written on {manifest['device']}, this is {identity.device()}: bits may differ"
                 )
-            return Restored(restored, step, tuple(notes))
+            return step, arrays, tuple(notes)
         if notes:
             raise CheckpointError(
                 f"nothing to continue from in {self.directory}: {'; '.join(notes)}; remove the directory to start anew"
             )
         return None
 
+    def read(self, step: int, state: TrainState) -> TrainState:
+        """The state of one step, in place of `state`; nothing is changed on disk.
+
+        Args:
+            step: of the checkpoint.
+            state: of the same run before its first step, as for `restore`.
+
+        Raises:
+            CheckpointError: in one line, if it is not there, damaged, or of something else.
+        """
+        steps = self.steps()
+        if step not in steps:
+            there = f"only of {', '.join(map(str, steps))}" if steps else "nor of any other"
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}, {there}")
+        try:
+            manifest = self._verify(step)
+        except (_Damaged, OSError) as error:
+            raise CheckpointError(f"the checkpoint {self.path(step)} cannot be read: {_reason(error)}") from error
+        return _from_arrays(self._load(step, manifest, self._identity(state), _own(state)), state)
+
     def path(self, step: int) -> pathlib.Path:
         """Where the checkpoint of a step is."""
         return self.directory / f"{step:08d}"
 
+    def _load(
+        self, step: int, manifest: Mapping[str, Any], mine: Mapping[str, Any], own: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """What a checkpoint that was verified holds, if it is of this run; else the error names what differs first."""
+        for part, now in mine.items():
+            if part == "run" and now is None:
+                continue
+            if difference := identity.difference(manifest.get(part), now):
+                raise self._foreign(step, PARTS[part], f": {difference}")
+        with _orbax_silent():
+            arrays = _orbax().restore(self.path(step).absolute() / "state")
+        for name, value in own.items():
+            if not np.array_equal(arrays[name], value):
+                raise self._foreign(step, OWN[name])
+        return arrays
+
     def _identity(self, state: TrainState) -> dict[str, Any]:
         arrays = {name: f"{x.dtype}{list(x.shape)}" for name, x in _by_path(state)[0].items()}
         return {**identity.identity(state), "run": self.run, "arrays": arrays}
-
-    def _compare(self, step: int, manifest: Mapping[str, Any], state: TrainState) -> None:
-        """Raises unless the checkpoint is of this run; the line names what differs first."""
-        for part, now in self._identity(state).items():
-            if difference := identity.difference(manifest.get(part), now):
-                raise self._foreign(step, PARTS[part], f": {difference}")
-
-    def _compare_runs(self, step: int, restored: TrainState, state: TrainState) -> None:
-        """Raises unless seeds and learning rates, which a run never changes, are those of the checkpoint."""
-        for name, of in (("seed", lambda x: jax.random.key_data(x.key)), ("learning rate", lambda x: x.learning_rate)):
-            if not np.array_equal(of(restored), of(state)):
-                raise self._foreign(step, name)
 
     def _foreign(self, step: int, what: str, difference: str = "") -> CheckpointError:
         advice = "continue as it was begun, or use another directory"
@@ -215,12 +257,25 @@ def _by_path(state: TrainState) -> tuple[dict[str, jax.Array], Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}, structure
 
 
+def _own(state: TrainState) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x) for name, x in _by_path(state)[0].items() if name in OWN}
+
+
+def _orbax() -> ocp.Checkpointer:
+    """Of the first process alone: by itself orbax waits for all."""
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
+    alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0}, barrier_sync_key_prefix="first")
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
 def _from_arrays(arrays: Mapping[str, np.ndarray], state: TrainState) -> TrainState:
     """The state of those arrays, each where and how its counterpart in `state` is."""
     leaves, structure = _by_path(state)
     values = [
         # An array that is bound to no device stays so: it would compile anew, perhaps to another program.
-        jax.device_put(arrays[name], leaf.sharding) if leaf.committed else jnp.asarray(arrays[name])
+        distributed.put(arrays[name], leaf.sharding) if leaf.committed else jnp.asarray(arrays[name])
         for name, leaf in leaves.items()
     ]
     restored = jax.tree.unflatten(structure, values)

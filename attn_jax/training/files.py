@@ -1,4 +1,4 @@
-"""The directory of a run: held by one process at a time, its files written whole or not at all."""
+"""The directory of a run: held by one process at a time."""
 
 import contextlib
 import fcntl
@@ -6,15 +6,9 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-
-class RunError(Exception):
-    """A run cannot begin or go on; the message says why in one line."""
-
-
-def refusal(what: str, path: pathlib.Path, reason: BaseException | str) -> RunError:
-    """The error that `path` cannot be used; the system's reason, without its noise."""
-    text = (reason.strerror or str(reason)) if isinstance(reason, OSError) else str(reason)
-    return RunError(f"{what} {path}: {' '.join(text.split())}")
+from attn_jax.files import RunError as RunError
+from attn_jax.files import refusal as refusal
+from attn_jax.files import write_atomic as write_atomic
 
 
 @contextlib.contextmanager
@@ -35,13 +29,3 @@ def holding(directory: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         yield path
     finally:
         os.close(handle)
-
-
-def write_atomic(path: pathlib.Path, data: bytes) -> None:
-    """Writes `data` beside `path` and moves it there. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -5,11 +5,15 @@
 
 The same call continues an interrupted run, and ends in the same bits as if it had not been interrupted; on GPUs that
 takes `XLA_FLAGS=--xla_gpu_deterministic_ops=true`, without which no two runs are the same.
+
+With a `Layout` the arrays of the run lie on a mesh of devices, of one process or of several that all make this call. A
+run may be continued on other devices: the sums are then made in another order, and the last digits differ.
 """
 
 import contextlib
 import dataclasses
 import os
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,12 +24,15 @@ import numpy as np
 from flax import nnx
 
 from attn_jax import checks
+from attn_jax.parallel import distributed
+from attn_jax.parallel.layout import Layout
+from attn_jax.parallel.meshes import check_divides
 from attn_jax.training.checkpoints import Checkpoints
 from attn_jax.training.divergence import DivergedError, Divergence, locate
 from attn_jax.training.files import RunError, holding
 from attn_jax.training.identity import describe
 from attn_jax.training.monitor import AttentionMonitor, Watch, explain
-from attn_jax.training.objectives import token_loss
+from attn_jax.training.objectives import SpreadLoss, token_loss
 from attn_jax.training.progress import Progress, Reporter, Silent, Speed
 from attn_jax.training.run_log import Row, RunLog
 from attn_jax.training.signals import Pending, waiting
@@ -100,6 +107,7 @@ def train(
     monitor: AttentionMonitor | None = None,
     record: Mapping[str, Any] | None = None,
     reporter: Reporter | None = None,
+    layout: Layout | None = None,
 ) -> Trained:
     """Trains one run, or the many of a state at once, from where it was interrupted if it was.
 
@@ -114,22 +122,25 @@ def train(
         directory: of checkpoints and log; None: nothing is kept.
         monitor: measures the attention of the model, a `Transformer`, and tells what goes beyond its limits.
         record: what else makes this run what it is, as JSON holds it: a checkpoint of another record is refused.
-        reporter: who is told; None: nobody.
+        reporter: who is told, of the first process; None: nobody.
+        layout: of the arrays on the devices of a mesh; None: all on one. For one run, not for many.
 
     Raises:
         DivergedError: if the one run does; what was saved before is kept.
         RunError: in one line, if the directory cannot be used or holds another run.
         TypeError: if the model cannot be monitored, or the loss does not let it be.
-        ValueError: if `state` has been trained already, or the directory holds more steps than `config.steps`.
+        ValueError: if `state` has been trained already, the directory holds more steps than `config.steps`, the mesh
+            cannot share batches or heads evenly, or several processes have no layout.
     """
     if (begun := int(jnp.max(state.step))) != 0:
         raise ValueError(f"state must be one before the first step, got one after {begun}: train continues by itself")
     if monitor is not None:
         monitor.check(nnx.merge(state.graphdef, state.params))
+    state, task = _place(state, task, config, layout)
     with contextlib.ExitStack() as stack:
         path, checkpoints, restored, pending = None, None, None, Pending()
         if directory is not None:
-            path = stack.enter_context(holding(directory))
+            path = distributed.in_first(lambda: stack.enter_context(holding(directory)))
             checkpoints = Checkpoints(
                 path / "checkpoints", run=_describe_run(state, task, config, loss, record or {}), keep=config.keep
             )
@@ -139,14 +150,14 @@ def train(
         if done > config.steps:
             raise ValueError(f"steps must be at least {done}, which {directory} holds, got {config.steps}")
         log = stack.enter_context(contextlib.closing(RunLog(path, step=restored.step if restored else None)))
-        reporter = Silent() if reporter is None else reporter
+        reporter = Silent() if reporter is None or not distributed.is_first() else reporter
         log.event("resumed" if restored else "begun", step=done)
         for note in [*restored.notes, *log.notes, f"continuing from step {done}"] if restored else log.notes:
             log.event("note", text=note)
             reporter.note(note)
         # A call consumes its state, and this one is the caller's.
         state = restored.state if restored else jax.tree.map(jnp.copy, state)
-        loop = _Loop(state, done, task, config, loss, monitor, checkpoints, log, reporter, pending)
+        loop = _Loop(state, done, task, config, loss, monitor, checkpoints, log, reporter, pending, layout)
         loop.run()
         return Trained(loop.state, log.rows, tuple(loop.diverged))
 
@@ -165,11 +176,13 @@ class _Loop:
     log: RunLog
     reporter: Reporter
     pending: Pending
+    layout: Layout | None
 
     def __post_init__(self) -> None:
         found = [row for row in self.log.rows if row["kind"] == "divergence"]
         self.diverged = [Divergence(row["run"], row["step"], row["where"]) for row in found]
         self.watch = None if self.monitor is None else Watch(self.monitor.limits, self.log.rows)
+        self.spread_loss = self.loss if self.layout is None else SpreadLoss(self.loss, self.layout.mesh)
         self.speed = Speed(self.config.batch_size * self.task.length * (self.state.runs or 1))
 
     def run(self) -> None:
@@ -183,12 +196,13 @@ class _Loop:
             self.log.write(rows)
             if every and (self.done % every == 0 or self.done == steps):
                 self._evaluate()
-            stopping = self.pending.number  # read once: a signal that comes later is not yet saved for
+            # Read once: a signal that comes later is not yet saved for. All processes stop where one is told to.
+            stopping = distributed.largest(self.pending.number or 0)
             if self.done % self.config.checkpoint_every == 0 or self.done == steps or stopping:
                 self._save()
             self.reporter.progress(Progress(self.done, steps, _measured(last), self.speed.tokens_per_second))
             if stopping:
-                self._interrupt(stopping.name)
+                self._interrupt(signal.Signals(stopping))
 
     def _train(self) -> list[Row]:
         """One call; a row for each of its steps, and for what the monitor saw and found in them."""
@@ -196,10 +210,11 @@ class _Loop:
         self.state, metrics = train_steps(
             self.state,
             self.task,
-            loss=self.loss,
+            loss=self.spread_loss,
             batch_size=self.config.batch_size,
             count=count,
             monitor=self.monitor,
+            layout=self.layout,
         )
         steps = 0 if self.state.runs is None else 1  # the axis of the steps, after that of the runs
         names = sorted(metrics, key=lambda name: name != "loss")  # `jit` sorted them; the loss comes first
@@ -227,7 +242,9 @@ class _Loop:
 
     def _evaluate(self) -> None:
         size, count = self.config.batch_size, self.config.evaluation_batches
-        metrics = evaluate(self.state, self.task, loss=self.loss, batch_size=size, count=count)
+        metrics = evaluate(
+            self.state, self.task, loss=self.spread_loss, batch_size=size, count=count, layout=self.layout
+        )
         self.log.write([{"step": self.done, "kind": "evaluation", **metrics}])
 
     def _look_for_divergence(self, rows: list[Row]) -> None:
@@ -237,7 +254,8 @@ class _Loop:
             if run in known:
                 continue
             state = self.state if self.state.runs is None else take_run(self.state, run)
-            where = locate(state, self.task, loss=self.loss, batch_size=self.config.batch_size)
+            state, task = (state, self.task) if self.layout is None else self.layout.fetch((state, self.task))
+            where = locate(state, task, loss=self.loss, batch_size=self.config.batch_size)
             found = Divergence(run, int(steps[run]) + 1, where)
             self.diverged.append(found)
             row = {"kind": "divergence", **dataclasses.asdict(found)}
@@ -254,16 +272,29 @@ class _Loop:
             self.checkpoints.save(self.done, self.state)
             self.log.event("saved", step=self.done, tokens_per_second=self.speed.tokens_per_second)
 
-    def _interrupt(self, name: str) -> None:
+    def _interrupt(self, number: signal.Signals) -> None:
         """Saved; now the signal may do what it does."""
+        name = number.name
         self.log.event("stopped", signal=name, step=self.done)
         self.reporter.note(f"{name}: saved step {self.done}, the same call continues")
-        self.pending.deliver()
+        self.pending.deliver(number)
         raise RunError(f"stopped by {name} at step {self.done}, which is saved")  # whoever handled it let us go on
 
     def _kept(self) -> str:
         steps = [] if self.checkpoints is None else self.checkpoints.steps()
         return f"the last checkpoint is that of step {steps[-1]}" if steps else "there is no checkpoint"
+
+
+def _place(state: TrainState, task: Task, config: LoopConfig, layout: Layout | None) -> tuple[TrainState, Task]:
+    """State and task where the layout has them."""
+    if layout is None:
+        if jax.process_count() > 1:
+            raise ValueError(f"layout must say how the {jax.process_count()} processes share the run, got None")
+        return state, task
+    if state.runs is not None:
+        raise ValueError(f"layout spreads one run over devices, and the state holds {state.runs}")
+    check_divides("batch_size", config.batch_size, layout.mesh, "data")
+    return layout.place(state), layout.copy_to_all(task)
 
 
 def _measured(row: Row) -> Row:

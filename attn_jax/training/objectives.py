@@ -1,11 +1,18 @@
 """What a step minimises: the model's answers to a batch, judged by the losses."""
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
+from attn_jax.exact.attention import dot_product_attention
+from attn_jax.nn import Transformer
+from attn_jax.nn.block import TransformerBlock
+from attn_jax.parallel.ring import ring_attention
 from attn_jax.training import losses
 from attn_jax.training.tasks import Batch
 from attn_jax.typing import Array
@@ -38,3 +45,38 @@ def token_loss(
     share, _ = losses.accuracy(logits, batch.targets, batch.weights)
     measured = {"accuracy": share}
     return mean, {**measured, "observed": observed} if options else measured
+
+
+@dataclasses.dataclass(frozen=True)
+class SpreadLoss:
+    """The same loss of a `Transformer` whose tokens and heads are spread over a mesh: its attention goes round a ring.
+
+    One that has another attention than `dot_product_attention`, or none, keeps it, and XLA cuts it as it can.
+
+    Attributes:
+        loss: of a model and a batch.
+        mesh: of `make_mesh`.
+    """
+
+    loss: Callable[..., tuple[Array, Mapping[str, Any]]]
+    mesh: Mesh
+
+    def __call__(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        key: jax.Array | None,
+        observe: Callable[..., Any] | None = None,
+    ) -> tuple[Array, Mapping[str, Any]]:
+        """As `loss`."""
+        if isinstance(model, Transformer):
+            model = nnx.merge(*nnx.split(model))  # the caller's stays as it is
+            if model.config.attention_fn is dot_product_attention:
+                ring = functools.partial(
+                    ring_attention, mesh=self.mesh, axis_name="sequence", batch_axis="data", head_axis="heads"
+                )
+                model.config = dataclasses.replace(model.config, attention_fn=ring)
+            for block in [model.layers] if isinstance(model.layers, TransformerBlock) else model.layers:
+                block.mlp.joins_tokens = False
+        return self.loss(model, batch, key=key, **({} if observe is None else {"observe": observe}))

@@ -5,7 +5,7 @@
     tensorboard/    the numbers of log.jsonl as curves, where tensorboardX is installed
 
 A resumed run drops the lines past the step that it continues from, and one that a kill cut short, and writes on. So no
-line is there twice or by half.
+line is there twice or by half. Of several processes the first writes; all have the rows in memory.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_jax.parallel.distributed import in_first, is_first
 from attn_jax.training.curves import Curves, installed
 from attn_jax.training.files import refusal, write_atomic
 
@@ -44,8 +45,11 @@ class RunLog:
         self._file = self._curves = None
         if directory is None:
             return
+        self.rows, self.notes = in_first(lambda: self._reopen(directory / "log.jsonl", -1 if step is None else step))
+        if not is_first():
+            self._directory = None
+            return
         with self._refusing():
-            self._reopen(directory / "log.jsonl", -1 if step is None else step)
             self._file = open(directory / "log.jsonl", "ab")  # noqa: SIM115 - open as long as the run
             self._curves = Curves(directory / "tensorboard", step=step or 0) if installed() else None
 
@@ -85,18 +89,21 @@ class RunLog:
                 with contextlib.suppress(OSError):
                     part.close()
 
-    def _reopen(self, path: pathlib.Path, step: int) -> None:
-        """Keeps the whole rows up to `step`."""
-        data = path.read_bytes() if path.exists() else b""
-        rows, damaged = read_rows(data)
-        self.rows = [row for row in rows if row["step"] <= step]
-        kept = b"".join(map(_line, self.rows))
-        if kept != data:
-            write_atomic(path, kept)
+    def _reopen(self, path: pathlib.Path, step: int) -> tuple[list[Row], tuple[str, ...]]:
+        """The whole rows up to `step`, which alone are kept, and what should be known of the others."""
+        with self._refusing():
+            data = path.read_bytes() if path.exists() else b""
+            rows, damaged = read_rows(data)
+            rows = [row for row in rows if row["step"] <= step]
+            kept = b"".join(map(_line, rows))
+            if kept != data:
+                write_atomic(path, kept)
+        notes = []
         if damaged:
-            self.notes += (f"{damaged} damaged lines of {path} were dropped",)
-        if step > 0 and not self.rows:
-            self.notes += (f"{path} holds nothing of the {step} steps that were done",)
+            notes.append(f"{damaged} damaged lines of {path} were dropped")
+        if step > 0 and not rows:
+            notes.append(f"{path} holds nothing of the {step} steps that were done")
+        return rows, tuple(notes)
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:

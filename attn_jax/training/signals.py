@@ -27,11 +27,10 @@ class Pending:
         while self._handlers:
             signal.signal(*self._handlers.popitem())
 
-    def deliver(self) -> None:
-        """Lets the signal that came do what it would have done: end the process, or raise KeyboardInterrupt."""
+    def deliver(self, number: signal.Signals) -> None:
+        """Lets the signal that came, here or to another process of the run, do what it does: end it, mostly."""
         self.restore()
-        if self.number is not None:
-            signal.raise_signal(self.number)
+        signal.raise_signal(number)
 
     def _receive(self, number: int, frame: object) -> None:
         self.number = signal.Signals(number)

@@ -4,6 +4,9 @@
 
 A step whose loss, gradient or update is not finite leaves the run as it was, its count included: what is kept is the
 last finite state, the count names the step that failed, and runs beside it go on.
+
+A step is one program however many devices do it: where its arrays lie decides who computes what (`Layout`), and no
+number changes. Under `pmap` each device runs the program on its own sequences, and the step adds up over them.
 """
 
 import dataclasses
@@ -17,6 +20,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from attn_jax.parallel.collectives import add_up, device_index
+from attn_jax.parallel.layout import Layout
 from attn_jax.training import optimizers
 from attn_jax.training.monitor import AttentionMonitor
 from attn_jax.training.state import TrainState, key_for, wide
@@ -41,6 +46,7 @@ def train_step(
     loss: Loss,
     monitor: AttentionMonitor | None = None,
     step: Int[ArrayLike, ""] | None = None,
+    axis_name: str | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One step of one run.
 
@@ -51,6 +57,8 @@ def train_step(
         monitor: also measures the attention of the model, a `Transformer`.
         step: by which the monitor counts; None: that of the state. Under `vmap` over runs a number that they share
             lets them skip what is not due.
+        axis_name: of `pmap`, whose devices have the same state and each a part of the batch: the step is that of the
+            whole batch, in which a part counts by the sum of its weights. Dropout draws anew on each device.
 
     Returns:
         The state after it, or the same one if the loss, the gradient or the update is not finite; and the loss, what
@@ -58,20 +66,32 @@ def train_step(
         What the monitor measured is a mapping "attention"; NaN if the step could not be done.
 
     Raises:
-        ValueError: if the loss is no scalar, or measures something under a name that is ours.
+        ValueError: if the loss is no scalar, or measures something under a name that is ours; or on a monitor beside
+            an `axis_name`: what it measures of a part of the batch says nothing of the whole.
         TypeError: if the model cannot be monitored, or the loss does not let it be.
     """
-    key = jax.random.fold_in(key_for(state.key, "dropout"), state.step)
+    if monitor is not None and axis_name is not None:
+        raise ValueError(
+            f"a monitor needs the whole batch, got axis_name={axis_name!r}: shard_train_step gives it that"
+        )
+    key, share = jax.random.fold_in(key_for(state.key, "dropout"), state.step), jnp.ones(())
+    if axis_name is not None:
+        key, share = jax.random.fold_in(key, device_index(axis_name)), _share(batch, axis_name)
     observe = None if monitor is None else monitor.observer(state.step if step is None else step)
 
     def objective(params: Any) -> tuple[Array, Metrics]:
         model = nnx.merge(state.graphdef, params)
         if monitor is not None:
             monitor.check(model)
-        return _measure(loss, model, batch, key, observe)
+        value, measured = _measure(loss, model, batch, key, observe)
+        if axis_name is not None:
+            value, measured = jax.tree.map(lambda x: share * wide(x), (value, measured))
+        return value, measured
 
     (value, measured), gradient = jax.value_and_grad(objective, has_aux=True)(state.params)
     gradient, params = jax.tree.map(wide, (gradient, state.params))
+    if axis_name is not None:
+        value, measured, gradient = add_up((value, measured, gradient), [axis_name])
     direction, optimizer_state = optimizers.directions(state.optimizer).update(gradient, state.optimizer_state, params)
     rate = state.learning_rate * optimizers.schedule(state.optimizer, state.step)
     update = jax.tree.map(lambda x: rate * x, direction)
@@ -88,7 +108,9 @@ def train_step(
     return state, {"loss": value, **measured, **norms, "learning_rate": rate}
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count", "monitor"), donate_argnames="state")
+@functools.partial(
+    jax.jit, static_argnames=("loss", "batch_size", "count", "monitor", "layout"), donate_argnames="state"
+)
 def train_steps(
     state: TrainState,
     task: Task,
@@ -97,10 +119,12 @@ def train_steps(
     batch_size: int,
     count: int,
     monitor: AttentionMonitor | None = None,
+    layout: Layout | None = None,
 ) -> tuple[TrainState, Metrics]:
     """`count` steps of one run, or of all runs of the state, in one call.
 
-    The state is consumed: its arrays are reused for the result.
+    The state is consumed: its arrays are reused for the result. With a layout it is that of one run and lies as
+    `layout.place` puts it, and so do batches and result; the metrics are on every device.
 
     Returns:
         The state after them, and the metrics of each step, `[count]` or `[runs, count]`.
@@ -114,15 +138,18 @@ def train_steps(
 
         def step(state: TrainState, number: Array) -> tuple[TrainState, Metrics]:
             batch = task.batch(data_key, state.step, batch_size)
-            return train_step(state, batch, loss=loss, monitor=monitor, step=number)
+            one = functools.partial(train_step, loss=loss, monitor=monitor, step=number)
+            return one(state, batch) if layout is None else layout.run(one, state, batch)
 
         return jax.lax.scan(step, state, numbers)
 
     return run(state) if state.runs is None else jax.vmap(run)(state)
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count"))
-def evaluate(state: TrainState, task: Task, *, loss: Loss, batch_size: int, count: int) -> Metrics:
+@functools.partial(jax.jit, static_argnames=("loss", "batch_size", "count", "layout"))
+def evaluate(
+    state: TrainState, task: Task, *, loss: Loss, batch_size: int, count: int, layout: Layout | None = None
+) -> Metrics:
     """The mean loss on what the task holds out, and the mean of what else is measured, without dropout.
 
     A batch counts by the sum of its weights. Every run, whatever its seed, meets the same `count` batches.
@@ -136,7 +163,7 @@ def evaluate(state: TrainState, task: Task, *, loss: Loss, batch_size: int, coun
         model = nnx.merge(state.graphdef, state.params)
 
         def measure(batch: Batch) -> Metrics:
-            value, measured = _measure(loss, model, batch, None)
+            value, measured = _measure(loss, model, batch if layout is None else layout.spread(batch), None)
             return {"loss": value, **measured}
 
         counts = batches.weights.sum(axis=(1, 2))
@@ -144,6 +171,13 @@ def evaluate(state: TrainState, task: Task, *, loss: Loss, batch_size: int, coun
         return jax.tree.map(lambda x: jnp.tensordot(counts, wide(x), 1) / total, jax.lax.map(measure, batches))
 
     return run(state) if state.runs is None else jax.vmap(run)(state)
+
+
+def _share(batch: Batch, axis_name: str) -> Array:
+    """Of all that counts on the devices along the axis, what lies on this one. Losses are means over what counts."""
+    count = wide(batch.weights.sum())
+    total = add_up(count, [axis_name])
+    return count / jnp.where(total == 0, 1, total)
 
 
 def _measure(

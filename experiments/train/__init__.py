@@ -8,6 +8,9 @@ Tasks: the next character or byte pair of a text, recall of key-value pairs, a d
 the class of a digit. Interrupted (Ctrl-C, SIGTERM) it saves first, and the same command continues to the same bits.
 It leaves config.json, log.jsonl and measurements.csv (what was measured), events.jsonl (what happened), checkpoints/,
 figure.png and, of a text, sample.txt.
+
+On several devices: --data, --heads, --sequence. On several machines the same command in each, with --coordinator,
+--processes and a --process of its own; `experiments.launch_local` starts them on one. The first process writes.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ import functools
 import json
 import pathlib
 import re
-import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +26,7 @@ import jax
 from tokenizers import Tokenizer
 
 from attn_jax.nn import Transformer
+from attn_jax.parallel import distributed
 from attn_jax.training import (
     Console,
     DivergedError,
@@ -54,12 +58,22 @@ DEFAULT_OUT = f"results/{NAME}"
 OURS = ("log.jsonl", "events.jsonl", "checkpoints", "tensorboard", "measurements.csv", "figure.png", "sample.txt")
 # Flags that may differ when a run is continued: a text is known by what it holds, a sample is written at the end.
 FREE = ("text_file", "keep", "sample", "temperature")
+# Where it runs is no part of a run either, and who is who is not for the command that is written down.
+WHERE = ("data", "heads", "sequence", "shard_parameters", "coordinator", "processes", "process")
+CONNECTION = WHERE[-3:]
 SHOWN = ("loss", "accuracy")  # on the line of progress
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The command line. Wrong flags end with one line and status 2, and nothing is written."""
-    sys.exit(command_line.run(_main, argv))
+    try:
+        status = command_line.run(_main, argv)
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        status = 1
+    distributed.leave(status)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -70,7 +84,13 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     with command_line.refusing():
         config = asked.configuration(TrainConfig, CHANGES)
-    run(config, pathlib.Path(asked.out), preset=asked.preset, command=asked.command(NAME))
+        if config.coordinator:
+            several = config.coordinator != distributed.AUTO or config.processes or config.process
+            who = {"processes": config.processes, "process": config.process} if several else {}
+            distributed.join(config.coordinator, **who)
+    given = {name: value for name, value in asked.given.items() if name not in CONNECTION}
+    command = dataclasses.replace(asked, given=given).command(NAME)
+    run(config, pathlib.Path(asked.out), preset=asked.preset, command=command)
     return 0
 
 
@@ -92,11 +112,21 @@ def run(config: TrainConfig, out: pathlib.Path, *, preset: str = "", command: st
     try:
         with command_line.refusing():
             monitor, state = config.attention_monitor(task.length), jax.block_until_ready(begin(config, task))
-        keep_record(out, config, {"preset": preset, "command": command, "inputs": {"data": describe_value(task)}})
+            layout, first = config.layout(), distributed.is_first()
+            placed = state if layout is None else layout.place(state)
+        asked = {"preset": preset, "command": command, "inputs": {"data": describe_value(task)}}
+        distributed.in_first(lambda: keep_record(out, config, asked))
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params)) // config.seeds
-        say(f"{parameters:,} parameters, {task.vocabulary_size} tokens, sequences of {task.length}")
-        trained = train(state, task, config=loop, loss=loss, monitor=monitor, directory=out, reporter=screen)
+        if first:
+            say(f"{parameters:,} parameters, {task.vocabulary_size} tokens, sequences of {task.length}")
+        trained = train(
+            placed, task, config=loop, loss=loss, monitor=monitor, directory=out, reporter=screen, layout=layout
+        )
+        if layout is not None:
+            trained = dataclasses.replace(trained, state=layout.fetch(trained.state))
     except DivergedError as error:
+        if not distributed.is_first():
+            raise CommandError(str(error)) from error
         rows, _ = read_rows((out / "log.jsonl").read_bytes())
         write(out, Run(config, task, tokenizer, rows, (error.divergence,)))
         raise CommandError(f"{error}; {out / 'figure.png'} shows how") from error
@@ -104,10 +134,14 @@ def run(config: TrainConfig, out: pathlib.Path, *, preset: str = "", command: st
         raise CommandError(str(error)) from error
     except jax.errors.JaxRuntimeError as error:
         if not (found := re.search(r"Out of memory.*", str(error), re.IGNORECASE)):
-            raise
+            if jax.process_count() == 1:
+                raise
+            raise CommandError(f"another process of the run was lost, the same command continues: {error}") from error
         raise CommandError(f"the model is too large: {found[0]}") from error
     finally:
         screen.close()
+    if not first:
+        return trained
     if screen.last is None:
         say(f"all {config.steps} steps were done before: nothing was left to train")
     found = Run(config, task, tokenizer, trained.rows, trained.diverged)
@@ -156,7 +190,7 @@ def keep_record(out: pathlib.Path, config: TrainConfig, asked: dict[str, Any]) -
 
 def _changes(old: dict[str, Any], new: dict[str, Any], config: TrainConfig) -> str:
     """What must not change in a run and does. It may become longer, where that changes no step that was done."""
-    free, begun = set(FREE), old["flags"].get("steps")
+    free, begun = {*FREE, *WHERE}, old["flags"].get("steps")
     if isinstance(begun, int) and 0 < begun <= config.steps:
         same = config.optimizer_config(begun) == config.optimizer_config(config.steps)
         free |= {"steps"} if same else set()

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 from attn_jax import scaling
 from attn_jax.nn import TransformerConfig
 from attn_jax.nn.config import POSITIONS
+from attn_jax.parallel import Layout, make_mesh
+from attn_jax.parallel.meshes import check_divides
 from attn_jax.training import AttentionMonitor, Limits, LoopConfig, OptimizerConfig, tasks
 from attn_jax.training.optimizers import OPTIMIZERS, SCHEDULES
 from attn_jax.training.tasks import Task
@@ -97,8 +99,20 @@ class TrainConfig(Config):
     sample: int = option(200, "tokens that a model of text writes at the end", least=0, most=100_000)
     temperature: float = option(0.7, "of that sample; 0: always the likeliest token", least=0)
 
+    data: int = option(0, "devices that share the sequences of a batch; 0: 1, of several processes all left", least=0)
+    heads: int = option(1, "devices that share the heads of attention, and the MLP", least=1)
+    sequence: int = option(1, "devices that share the tokens of a sequence", least=1)
+    shard_parameters: bool = option(False, "spread parameters over --data instead of copying them")
+    coordinator: str = option("", "host:port of process 0 of several; auto: as the cluster says; empty: one process")
+    processes: int = option(0, "of a run with a coordinator, which all get the same flags but one; 0: auto", least=0)
+    process: int = option(0, "which of them this is: the flag that differs", least=0)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.coordinator and (self.processes or self.process):
+            raise ValueError(
+                f"processes and process have no effect without a coordinator, got {self.processes} and {self.process}"
+            )
         for name, kinds in ONLY_WITH.items():
             if getattr(self, name) and self.task not in kinds:
                 raise ValueError(
@@ -180,6 +194,26 @@ class TrainConfig(Config):
         rows = min(self.monitor_rows or there, there)
         limits = Limits.load(self.limits) if self.limits else Limits()
         return AttentionMonitor(every=self.monitor_every, rows=None if rows == there else rows, limits=limits)
+
+    def layout(self) -> Layout | None:
+        """How devices share the run; None: one device does it all. Asks JAX for the devices."""
+        several, asked = jax.process_count() > 1, max(self.data, 1) * self.heads * self.sequence
+        if not several and asked == 1:
+            if self.shard_parameters:
+                raise ValueError("shard_parameters has no effect on one device: ask for more by --data")
+            return None
+        if self.seeds > 1:
+            raise ValueError(f"seeds are trained on one device, got seeds={self.seeds} and more devices than one")
+        devices = jax.devices()
+        data = self.data or (max(len(devices) // (self.heads * self.sequence), 1) if several else 1)
+        mesh = make_mesh(
+            data=data,
+            heads=self.heads,
+            sequence=self.sequence,
+            devices=devices if several else devices[:asked],
+        )
+        check_divides("batch_size", self.batch_size, mesh, "data")
+        return Layout(mesh, self.shard_parameters)
 
     def loop_config(self, held_out: int | None) -> LoopConfig:
         """How long, and how often what, where so many sequences are held out (None: any number)."""

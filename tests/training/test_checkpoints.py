@@ -190,6 +190,20 @@ def refusal(checkpoints, state):
 ADVICE = "; continue as it was begun, or use another directory"
 
 
+def test_one_step_is_read_and_nothing_is_changed(tmp_path):
+    saved(tmp_path, 1, 2)
+    reader = Checkpoints(tmp_path / "checkpoints", run=None)  # of whatever run
+    assert toy.bits(reader.read(1, state_at(0))) == toy.bits(state_at(1))
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 3 in .*, only of 1, 2"):
+        reader.read(3, state_at(0))
+    with pytest.raises(CheckpointError, match="of another run"):
+        Checkpoints(tmp_path / "checkpoints", run={**RUN, "text": "b"}).read(2, state_at(0))
+    (reader.path(2) / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"cannot be read: manifest\.json is not what was written"):
+        reader.read(2, state_at(0))
+    assert reader.steps() == [1, 2]  # what is damaged stays, too
+
+
 def test_another_library_version_is_refused(tmp_path, monkeypatch):
     checkpoints = saved(tmp_path, 2)
     there, here = identity.versions(), {**identity.versions(), "jax": "99.0"}

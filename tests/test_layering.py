@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # Bottom up. The ground floor is a stair: each of its modules may use the ones before it.
 FLOORS = (
-    {"typing"}, {"checks"}, {"lazy"}, {"hashing"},
+    {"typing"}, {"files"}, {"checks"}, {"lazy"}, {"hashing"},
     {"projections", "scaling", "positions", "masks", "biases"},
     {"exact", "linear"},
     {"routed", "lowrank"},

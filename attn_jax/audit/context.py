@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attn_jax import checks
-from attn_jax.audit import reference
-from attn_jax.audit.reference import Array, Mask
 from attn_jax.audit.report import Finding
 from attn_jax.audit.subject import Subject
+from attn_jax.diagnostics import reference
+from attn_jax.diagnostics.reference import Array, Mask
 from attn_jax.scaling import RULES, scale_factor
 
 POSITIONS = ("rotary", "rotary_interleaved")

@@ -11,13 +11,14 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from attn_jax import checks
-from attn_jax.audit import reference, roles
+from attn_jax.audit import roles
 from attn_jax.audit.context import Expectation, worst
 from attn_jax.audit.report import AuditReport, Finding, Outcome
+from attn_jax.diagnostics import head_weights, reference
 
 Array = NDArray[np.float64]
 OFF, CHANGED, LENGTH = 1e-3, 1e-5, 8
-ALIKE = 1e-5  # relative difference of weights that are one
+ALIKE = 1e-8  # 1 − the cosine of heads that are one
 DEAD = 1e-4  # of the median head
 
 
@@ -166,29 +167,19 @@ def _projections(case: _Case) -> Iterator[Finding]:
     weights = case.found.weights
     if not weights:
         raise _Skip("no projections were found: say parameters=")
-    for one, other in (("query", "key"), ("key", "value"), ("query", "value")):
-        if one in weights and other in weights and weights[one].shape == weights[other].shape:
-            off = np.abs(weights[one] - weights[other]).max() / np.abs(weights[one]).max()
-            if off < ALIKE:
-                yield _fault(
-                    "projections", "projections apart", f"The weights of {one} and {other} are equal.",
-                    "Tied projections make scores symmetric: give each its own.",
-                )  # fmt: skip
-    if "out" in weights:
-        out = weights["out"]
-        matrix = out.reshape(-1, out.shape[-1])
-        if matrix.shape[0] == matrix.shape[1]:
-            if worst(matrix - np.eye(len(matrix))) < ALIKE:
-                yield _fault("output", "heads are mixed", "The output projection is the identity.", "Is it trained?")
-            elif out.shape[0] > 1:
-                heads, value, _ = out.shape
-                blocks = matrix.reshape(heads, value, heads, value)
-                across = np.abs(blocks[~np.eye(heads, dtype=bool).repeat(value, 0).reshape(heads, value, heads)]).max()
-                if across < ALIKE * np.abs(matrix).max():
-                    yield _fault(
-                        "output", "heads are mixed", "The output projection keeps each head to its own dimensions.",
-                        "A full matrix lets heads write to all of them.",
-                    )  # fmt: skip
+    for one, other in head_weights.equal_projections(weights):
+        yield _fault(
+            "projections", "projections apart", f"The weights of {one} and {other} are equal.",
+            "Tied projections make scores symmetric: give each its own.",
+        )  # fmt: skip
+    kind = head_weights.mixing(weights["out"]) if "out" in weights else "full"
+    if kind == "identity":
+        yield _fault("output", "heads are mixed", "The output projection is the identity.", "Is it trained?")
+    elif kind == "blocks":
+        yield _fault(
+            "output", "heads are mixed", "The output projection keeps each head to its own dimensions.",
+            "A full matrix lets heads write to all of them.",
+        )  # fmt: skip
 
 
 def _heads(case: _Case) -> Iterator[Finding]:
@@ -196,21 +187,16 @@ def _heads(case: _Case) -> Iterator[Finding]:
     if not case.found.complete:
         raise _Skip("not all projections were found: say parameters=")
     q, k, v, o = (case.found.weights[role] for role in roles.ROLES)
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    match, fetch = np.einsum("dnh,enh->nde", q, k), np.einsum("dnv,nve->nde", v, o)
-    sizes = np.linalg.norm(fetch, axis=(1, 2))
+    sizes = head_weights.fetch_norms(v, o)
     dead = np.flatnonzero(sizes < DEAD * np.median(sizes)).tolist()
     if dead:
         yield _fault("heads", "heads alive", f"Heads {dead} write nothing.", "Were they pruned, or is W_V or W_O 0?")
-    for one in range(len(match)):
-        for other in range(one + 1, len(match)):
-            both = [(x[one], x[other]) for x in (match, fetch)]
-            if all(np.linalg.norm(a - b) < ALIKE * np.linalg.norm(a) for a, b in both if np.linalg.norm(a)):
-                yield _fault(
-                    "heads", "heads differ", f"Heads {one} and {other} are the same function.",
-                    "Draw each head apart; copies stay copies under training.",
-                )  # fmt: skip
+    match, fetch = head_weights.alike(q, k, v, o)
+    for one, other in np.argwhere(np.triu(np.minimum(match, fetch) > 1 - ALIKE, 1)).tolist():
+        yield _fault(
+            "heads", "heads differ", f"Heads {one} and {other} are the same function.",
+            "Draw each head apart; copies stay copies under training.",
+        )  # fmt: skip
 
 
 def _heads_cut(case: _Case) -> Iterator[Finding]:

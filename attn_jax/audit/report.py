@@ -3,10 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
-LINKS = (
-    "positions", "projections", "heads", "scale", "mask", "softmax", "values", "output", "bias", "batch", "cache",
-    "dropout", "gradients", "numerics",
-)  # fmt: skip
+from attn_jax.diagnostics.diagnosis.findings import LINKS
+
 Kind = Literal["fault", "difference"]
 Result = Literal["passed", "failed", "not applicable"]
 

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attn_jax.audit import reference
 from attn_jax.audit.context import TOLERANCE, Array, Arrays, Audit, NotApplicable, Registered, check, shares, worst
-from attn_jax.audit.reference import Mask
 from attn_jax.audit.report import Finding
-from attn_jax.diagnostics import name_scale
+from attn_jax.diagnostics import name_scale, reference
+from attn_jax.diagnostics.reference import Mask
 
 EXPLAINED = 1e-3  # of the spread of log-weights that may stay unexplained
 TINY = 1e-6  # a weight of uniform scores that is smaller is none

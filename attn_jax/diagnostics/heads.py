@@ -96,10 +96,12 @@ def summarize_heads(
     rest_fields = ("logsumexp", "normalized_entropy", "mean_distance", "visible_keys", "max_abs_logit")
     rest = attention_statistics(query, key, bias, rest_mask, statistics=rest_fields, **options)
     # Equal logits are uniform weights over the same keys.
-    zeros = jnp.zeros_like(query), jnp.zeros_like(key)
+    # The barrier keeps XLA from working them out while it compiles, which takes longer than running them.
+    zeros = jax.lax.optimization_barrier((jnp.zeros_like(query[..., :1]), jnp.zeros_like(key[..., :1])))
+    blank_query, blank_key = zeros
     no_bias = None if bias is None else _Hiding(biases.as_bias("bias", bias))
     uniform, uniform_rest = (
-        attention_statistics(*zeros, no_bias, seen, statistics=("mean_distance",), **options)
+        attention_statistics(blank_query, blank_key, no_bias, seen, statistics=("mean_distance",), **options)
         for seen in (mask, rest_mask)
     )
 

@@ -49,6 +49,19 @@ def unit_scale(x: Array, axes: int) -> Array:
     return jnp.ldexp(x, -jnp.frexp(largest)[1])
 
 
+def visible_mask(visible: Any, weights: Array) -> Array:
+    """Which keys a query may see, of the shape of the weights `[..., T, S]`; None: all of them.
+
+    A mask of fewer axes, `[T, S]` say, is that of every head and batch item.
+    """
+    mask = jnp.ones((1,) * weights.ndim, bool) if visible is None else checks.as_array("visible", visible)
+    if mask.dtype != bool:
+        raise TypeError(f"visible must be boolean, got {mask.dtype}")
+    mask = mask.reshape((1,) * (weights.ndim - mask.ndim) + mask.shape)
+    checks.broadcastable("visible", mask, weights.shape, "the shape of weights")
+    return jnp.broadcast_to(mask, weights.shape)
+
+
 def renormalize(weights: Array) -> Array:
     """Weights whose rows sum to 1: `p / Σp`. A row of zeros stays a row of zeros."""
     return divide(weights, jnp.sum(weights, axis=-1, keepdims=True))

@@ -25,7 +25,9 @@ _RESERVED = ("query", "key", "value", "dropout_rate", "dropout_rng", "precision"
 _FIELDS = ("entropy", "normalized_entropy", "max_logit", "max_weight", "visible_keys")
 
 
-def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[..., jax.Array]:
+def as_attention_fn(
+    *, statistics: bool = False, observe: Callable[..., Any] | None = None, **options: Any
+) -> Callable[..., jax.Array]:
     """`attn_jax.dot_product_attention` as the `attention_fn` of a stock Flax module.
 
     What differs from Flax's own function: softmax and sums are at least float32; a query that may see nothing gives
@@ -35,8 +37,10 @@ def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[...
         statistics: whether a call that is handed the module (`sow_weights=True`) sows, in `intermediates`, four
             numbers per head `[N]` over the queries that see something: `attention_entropy`,
             `attention_normalized_entropy`, `attention_max_weight` (means) and `attention_max_logit` (the largest). The
-            n×n weights are never made; an `implementation` that has no statistics raises. Without `statistics` such a
-            call raises.
+            n×n weights are never made; an `implementation` that has no statistics raises.
+        observe: a function that such a call makes, as `observe(query, key, value, **options)` with what the attention
+            gets; its pytree is sown as `attention_measures`. `attn_jax.diagnostics.measure_layer` leaves what
+            `attn_jax.diagnostics.diagnose` reads. Without `statistics` and `observe` such a call raises.
         **options: of `attn_jax.dot_product_attention`, fixed for all calls: `scale`, `is_causal`,
             `local_window_size`, `logits_soft_cap`, `mask`, `bias`, `implementation`, ... Masks combine with the
             module's by AND. They must be hashable, since Flax keeps the function as a static attribute: no arrays.
@@ -64,7 +68,9 @@ def as_attention_fn(*, statistics: bool = False, **options: Any) -> Callable[...
                 f"{name} must be a static, hashable value here, since Flax keeps it so; "
                 f"got {type(option).__name__}{held}"
             )
-    return _FlaxAttention(checks.boolean("statistics", statistics), tuple(sorted(options.items())))
+    if observe is not None and not callable(observe):
+        raise TypeError(f"observe must be callable, got {type(observe).__name__}")
+    return _FlaxAttention(checks.boolean("statistics", statistics), observe, tuple(sorted(options.items())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +78,7 @@ class _FlaxAttention:
     """The adapted function; its parameters are spelled out because Linen drops the arguments it cannot see."""
 
     statistics: bool
+    observe: Callable[..., Any] | None
     options: tuple[tuple[str, Any], ...]
 
     def __call__(
@@ -104,10 +111,10 @@ class _FlaxAttention:
         for name, function in replaced.items():
             if function is not None:
                 raise ValueError(f"{name} must be None: this attention has no einsum to replace, got {function!r}")
-        if module is not None and not self.statistics:
+        if module is not None and not self.statistics and self.observe is None:
             raise ValueError(
                 "sow_weights asks for the n×n weights, which are never made: build as_attention_fn(statistics=True) "
-                "to sow a few numbers per head instead, or leave sow_weights False"
+                "or observe= to sow a few numbers per head instead, or leave sow_weights False"
             )
         checks.boolean("force_fp32_for_softmax", force_fp32_for_softmax)  # the softmax is at least float32 anyway
         rate = checks.rate("dropout_rate", dropout_rate)
@@ -122,12 +129,17 @@ class _FlaxAttention:
         if rate > 0 and not checks.boolean("deterministic", deterministic):
             dropout = {"dropout_rate": rate, "dropout_rng": dropout_rng}
 
+        if module is not None and self.observe is not None:
+            seen = {name: x for name, x in (("bias", bias), ("mask", mask)) if x is not None}
+            given = {name: option for name, option in options.items() if name != "implementation"}
+            module.sow("intermediates", "attention_measures", self.observe(query, key, value, **seen, **given))
         shared = bool(dropout) and checks.boolean("broadcast_dropout", broadcast_dropout)
-        if module is None and not shared:
+        sowing = module is not None and self.statistics
+        if not sowing and not shared:
             return dot_product_attention(query, key, value, bias, mask, **options, **dropout)
         if shared:
             output = _with_shared_dropout(query, key, value, bias, mask, options, dropout)
-            if module is not None:
+            if sowing:
                 _sow(module, attention_statistics(query, key, bias, mask, statistics=_FIELDS, **options))
             return output
         output, measured = attention_with_statistics(

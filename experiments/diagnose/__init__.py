@@ -2,11 +2,15 @@
 
 Claims: D1, D6 (of up to three checkpoints).
 Command: python -m experiments.diagnose --model=smollm2 --text_file=README.md --max_tokens=512
+         python -m experiments.diagnose --capture=captured.npz
 Time: smoke 20 s, quick 58 s, 142 s with Gemma 3, full about 10 min on two cores.
 
 Every head of every layer on documents of real text, next to three controls: the same architecture at random weights,
 the same tokens shuffled, and the same documents with another first token. Of decoders also the loss where attention
 keeps to a window, with and without the first four tokens in sight.
+
+First of all stand the findings of `attn_jax.diagnostics.diagnose`, the worst first, which are also written to
+findings.json: of each checkpoint, or of arrays that were captured in a model of any framework (docs/capturing.md).
 """
 
 from experiments import harness
@@ -30,6 +34,7 @@ EXPERIMENT = Experiment(
     "the first token, the mass on the first token, the largest weight, spread and maximum of the logits, distance, and "
     "score rank.",
     tables=results.tables,
+    records=results.records,
     inputs=measured.inputs,
     documentation=__doc__ or "",
 )

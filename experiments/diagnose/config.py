@@ -31,12 +31,16 @@ class DiagnoseConfig(Config):
         (INSTALLED,),
         f"at most {MOST_MODELS} checkpoints ({', '.join(models.CHECKPOINTS)}) or paths; {INSTALLED}: those there are",
     )
+    capture: str = option("", "a file of captured arrays (.npz, .safetensors) to diagnose in place of checkpoints")
+    limits: str = option("", "a file of limits, as a monitor saves them; empty: the starting values")
     text_file: str = option("", f"UTF-8 text to read; empty: {texts.DEFAULT_NAME}, which comes with Python")
     max_tokens: int = option(256, "tokens of a document", least=16, most=8192)
     documents: int = option(5, "documents, evenly spread over the text", least=1, most=256)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.capture and self.model != (INSTALLED,):
+            raise ValueError(f"capture stands in the place of model, got {self.capture!r} and {self.model}")
         if len(self.model) > MOST_MODELS:
             raise ValueError(f"model must name at most {MOST_MODELS} checkpoints, got {self.model}")
 

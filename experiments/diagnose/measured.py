@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import json
+import pathlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +15,16 @@ from flax import nnx
 
 import attn_jax
 from attn_jax import masks, models
-from attn_jax.diagnostics import HeadSummary, summarize_heads
+from attn_jax.diagnostics import (
+    Captures,
+    Diagnosis,
+    HeadSummary,
+    Limits,
+    LimitsError,
+    diagnose,
+    read_captures,
+    summarize_heads,
+)
 from attn_jax.models.loading import find
 from attn_jax.nn import Transformer
 from attn_jax.typing import Array, Float
@@ -55,18 +66,44 @@ def documents(config: DiagnoseConfig, name: str) -> np.ndarray:
     return texts.documents(text, loaded.tokenizer, count=config.documents, length=length, special=True)
 
 
+@functools.lru_cache(maxsize=1)
+def captures(path: str) -> Captures:
+    """The captured arrays of a file."""
+    try:
+        return read_captures(path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"--capture={path}: {error}") from error
+
+
+@functools.lru_cache(maxsize=1)
+def limits(path: str) -> Limits:
+    """Those of a file, or the starting values."""
+    try:
+        return Limits.load(path) if path else Limits()
+    except LimitsError as error:
+        raise InputError(f"--limits={path}: {error}") from error
+
+
 def inputs(config: DiagnoseConfig) -> Mapping[str, str]:
     """What is read, and its digests."""
+    paths = [pathlib.Path(path) for path in (config.capture, config.limits) if path]
+    limits(config.limits)
+    if config.capture:
+        captures(config.capture)
+        return {path.name: artifacts.file_digest(path) for path in paths}
     name, text = texts.read(config.text_file)
     sources = [load(checkpoint).source for checkpoint in checkpoints(config)]
-    return {**{source.name: artifacts.file_digest(source) for source in sources}, name: texts.digest(text)}
+    return {**{path.name: artifacts.file_digest(path) for path in (*sources, *paths)}, name: texts.digest(text)}
 
 
 def units(config: DiagnoseConfig) -> list[Unit]:
-    """A unit for each checkpoint, arm and document."""
+    """Findings first; then a unit for each checkpoint, arm and document."""
+    if config.capture:
+        return [Unit("capture", lambda: of_capture(config))]
     found = []
     for name in checkpoints(config):
         label = f"{zlib.crc32(name.encode()):08x}" if "/" in name or "." in name else name
+        found.append(Unit(f"{label}_findings", lambda name=name: of_checkpoint(config, name)))
         for i in range(len(documents(config, name))):
             for arm in ("model", *CONTROLS):
                 found.append(
@@ -75,6 +112,37 @@ def units(config: DiagnoseConfig) -> list[Unit]:
             if load(name).config.causal:
                 found.append(Unit(f"{label}_windows_{i}", lambda name=name, i=i: losses(config, name, i)))
     return found
+
+
+def of_checkpoint(config: DiagnoseConfig, name: str) -> list[Row]:
+    """The findings on a checkpoint, by its first document."""
+    diagnosis = diagnose(load(name), documents(config, name)[:1], limits=limits(config.limits), name=name)
+    return list(_told(diagnosis))
+
+
+def of_capture(config: DiagnoseConfig) -> list[Row]:
+    """The findings on captured arrays, and their measures."""
+    name = pathlib.Path(config.capture).name
+    diagnosis = diagnose(captures(config.capture), limits=limits(config.limits), name=name)
+    rows = list(_told(diagnosis))
+    at = {"checkpoint": name, "arm": "model", "document": 0}
+    for measure, values in diagnosis.measures.items():
+        if values.ndim == 2:
+            for layer, head in np.ndindex(values.shape):
+                value = float(values[layer, head])
+                rows.append({**at, "layer": layer, "head": head, "measure": measure, "value": value})
+    return rows
+
+
+def _told(diagnosis: Diagnosis) -> Iterator[Row]:
+    """A row for each finding, in their order, and for what could not be looked at."""
+    at = {"checkpoint": diagnosis.subject, "arm": "findings"}
+    for rank, finding in enumerate(diagnosis.findings):
+        record = dataclasses.asdict(finding)
+        places = {"layers": json.dumps(record.pop("layers")), "heads": json.dumps(record.pop("heads"))}
+        yield {**at, "measure": "finding", "rank": rank, **record, **places}
+    for signal, why in diagnosis.skipped:
+        yield {**at, "measure": "skipped", "signal": signal, "evidence": why}
 
 
 def summarize(config: DiagnoseConfig, name: str, arm: str, document: int) -> list[Row]:

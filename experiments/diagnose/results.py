@@ -1,9 +1,15 @@
 """From the measurements to verdicts and tables."""
 
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from attn_jax.diagnostics.diagnosis import Finding
 from experiments import claims, estimates, texts
 from experiments.claims.diagnosis import D1_FIELDS, D6_FIELDS, MOST_CHECKPOINTS, slot
 from experiments.diagnose.config import CONTROLS, MEASURES, SINK_LINE, DiagnoseConfig
@@ -42,7 +48,9 @@ def finite_mean(values: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
 
 
 def judge(config: DiagnoseConfig, measurements: pd.DataFrame) -> list[Outcome]:
-    """D1 and D6, of all checkpoints together."""
+    """D1 and D6, of all checkpoints together; arrays that were captured judge nothing."""
+    if config.capture:
+        return []
     found = names(measurements)
     d1 = {slot(field, i): _ABSENT for field in D1_FIELDS for i in range(MOST_CHECKPOINTS)}
     d6 = {slot(field, i): _ABSENT for field in D6_FIELDS for i in range(MOST_CHECKPOINTS)}
@@ -88,15 +96,52 @@ def _with_depth(values: np.ndarray) -> np.ndarray:
 
 
 def tables(config: DiagnoseConfig, measurements: pd.DataFrame) -> list[Table]:
-    """What is not finite, if anything; then each checkpoint's layers, its controls, and the losses of decoders."""
+    """The findings; what is not finite, if anything; each checkpoint's layers, its controls, the losses of decoders."""
     del config
-    found: list[Table] = []
+    found = [_findings_table(measurements, name) for name in names(measurements)]
     for name in names(measurements):
         broken = _broken_table(measurements, name)
         found += [broken] if broken.rows else []
-        found += [_layers_table(measurements, name), _controls_table(measurements, name)]
+        found.append(_layers_table(measurements, name))
+        if CONTROLS[0] in set(measurements["arm"]):
+            found.append(_controls_table(measurements, name))
     losses = _losses_table(measurements)
     return [*found, losses] if losses.rows else found
+
+
+def records(config: DiagnoseConfig, measurements: pd.DataFrame) -> Mapping[str, Any]:
+    """The findings as JSON, and what could not be looked at."""
+    del config
+    told = {}
+    for name in names(measurements):
+        own = measurements.query("checkpoint == @name and arm == 'findings'")
+        findings = own.query("measure == 'finding'").sort_values("rank")
+        told[name] = {
+            "findings": [_record(row) for _, row in findings.iterrows()],
+            "skipped": own.query("measure == 'skipped'")[["signal", "evidence"]].to_numpy().tolist(),
+        }
+    return {"findings.json": told}
+
+
+def _record(row: Any) -> dict[str, Any]:
+    """A finding as it was."""
+    record = {field.name: row[field.name] for field in dataclasses.fields(Finding)}
+    numbers = {name: None if pd.isna(row[name]) else float(row[name]) for name in ("value", "limit")}
+    return {**record, **numbers, "layers": json.loads(row["layers"]), "heads": json.loads(row["heads"])}
+
+
+def _findings_table(measurements: pd.DataFrame, name: str) -> Table:
+    """The worst first."""
+    own = measurements.query("checkpoint == @name and arm == 'findings'")
+    if "rank" in own:
+        own = own.sort_values("rank", na_position="last")
+    rows = []
+    for row in own.to_dict("records"):
+        if row["measure"] == "finding":
+            rows.append((row["severity"], row["link"], row["evidence"], f"{row['cause']} {row['mend']}"))
+        else:
+            rows.append(("not looked at", row["signal"], row["evidence"], ""))
+    return Table(f"{name}: findings, the worst first", ("severity", "link", "evidence", "cause and mend"), tuple(rows))
 
 
 def _layers_table(measurements: pd.DataFrame, name: str) -> Table:

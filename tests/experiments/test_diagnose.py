@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import re
 
 import numpy as np
@@ -11,6 +12,7 @@ from flax import nnx
 import attn_jax
 from attn_jax import models
 from attn_jax.diagnostics import summarize_heads
+from attn_jax.diagnostics.diagnosis.findings import SEVERITIES
 from attn_jax.nn import Transformer
 from experiments import diagnose, harness, texts
 from experiments.diagnose import EXPERIMENT, DiagnoseConfig, measured
@@ -216,3 +218,64 @@ def test_the_checkpoints_are_those_installed_unless_they_are_named(monkeypatch):
         assert measured.checkpoints(DiagnoseConfig(model=("minilm",))) == ("minilm",)
     finally:
         measured._installed.cache_clear()
+
+
+def test_findings_come_first_and_are_written(config, result):
+    (table, *_) = result.tables
+    assert table.title == f"{config.model[0]}: findings, the worst first"
+    told = result.records["findings.json"][config.model[0]]
+    assert [row[0] for row in table.rows][: len(told["findings"])] == [one["severity"] for one in told["findings"]]
+    severities = [SEVERITIES.index(one["severity"]) for one in told["findings"]]
+    assert severities == sorted(severities, reverse=True)
+    assert "serious" not in {one["severity"] for one in told["findings"]}
+    assert {"head_width"} <= {one["signal"] for one in told["findings"]}
+    assert all(isinstance(pair, list) for one in told["findings"] for pair in one["heads"])
+
+
+def captured(path, *, scale=0.25):
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((1, 12, 2, 16)) for _ in range(3))
+    output = attn_jax.dot_product_attention(query, key, value, scale=scale, is_causal=True)
+    arrays = {"query": query, "key": key, "value": value, "output": np.asarray(output)}
+    np.savez(path, **{f"layers.0.{name}": x for name, x in arrays.items()}, broken=np.zeros(3))
+    return path
+
+
+def test_captured_arrays_are_diagnosed_from_the_command_line(tmp_path, capsys):
+    path = captured(tmp_path / "captured.npz", scale=1.0)
+    with pytest.raises(SystemExit) as status:
+        harness.main(EXPERIMENT, ["diagnose", f"--capture={path}", f"--out={tmp_path / 'out'}"])
+    assert status.value.code == 0
+    told = json.loads((tmp_path / "out" / "findings.json").read_text())["captured.npz"]
+    assert told["findings"][0]["link"] == "scale"
+    assert told["findings"][0]["severity"] == "serious"
+    assert told["skipped"] == [["captures", "'broken' is no name of a capture, layers.3.query for one"]]
+    printed = capsys.readouterr().out
+    assert printed.index("serious") < printed.index("information")
+
+
+@pytest.mark.parametrize("content", [None, b"not a zip"])
+def test_a_capture_that_cannot_be_read_ends_in_one_line(tmp_path, content, capsys):
+    path = tmp_path / "captured.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as status:
+        harness.main(EXPERIMENT, ["diagnose", f"--capture={path}", f"--out={tmp_path / 'out'}"])
+    assert status.value.code == 2
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_limits_of_another_version_end_in_one_line(tmp_path, capsys):
+    (tmp_path / "limits.json").write_text('{"format": "attn_jax attention limits", "version": 9, "limits": {}}')
+    path = captured(tmp_path / "captured.npz")
+    command = ["diagnose", f"--capture={path}", f"--limits={tmp_path / 'limits.json'}", f"--out={tmp_path / 'out'}"]
+    with pytest.raises(SystemExit) as status:
+        harness.main(EXPERIMENT, command)
+    assert status.value.code == 2
+    assert "it has version 9, and this is version 1" in capsys.readouterr().err
+
+
+def test_a_capture_stands_in_the_place_of_models():
+    with pytest.raises(ValueError, match="capture stands in the place of model"):
+        DiagnoseConfig(capture="a.npz", model=("smollm2",))

@@ -20,7 +20,16 @@ from experiments.artifacts import OutputError
 from tests.experiments.toy import ToyConfig, make
 
 ROOT = pathlib.Path(__file__).parents[2]
-ARTIFACTS = {"config.json", "measurements.csv", "timings.csv", "figure.png", "claims.json", "summary.json", "report.html", "parts"}
+ARTIFACTS = {
+    "config.json",
+    "measurements.csv",
+    "timings.csv",
+    "figure.png",
+    "claims.json",
+    "summary.json",
+    "report.html",
+    "parts",
+}
 
 
 def run_main(experiment, *flags: str) -> int:

@@ -351,3 +351,24 @@ def test_wrong_arguments(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message) as raised:
         as_attention_fn()(*QKV, **arguments)
     assert "\n" not in str(raised.value)
+
+
+def test_observe_is_handed_what_attention_gets_and_is_sown():
+    def shapes(query, key, value, *, mask, is_causal):
+        assert is_causal
+        return {"seen": mask.sum(), "query": query}
+
+    module = nnx.MultiHeadAttention(
+        N, D, decode=False, attention_fn=as_attention_fn(observe=shapes), rngs=nnx.Rngs(0), num_kv_heads=3
+    )
+    call = nnx.capture(nnx.Intermediate)(lambda module: module(X, mask=PADDING, is_causal=True, sow_weights=True))
+    output, sown = call(module)
+    (found,) = sown["attention_measures"]
+    assert int(found["seen"]) == int((PADDING > 0).sum())
+    np.testing.assert_allclose(found["query"], module.query(X), rtol=1e-6)
+    np.testing.assert_allclose(output, module(X, mask=PADDING, is_causal=True), atol=1e-6)
+
+
+def test_observe_must_be_callable():
+    with pytest.raises(TypeError, match=r"^observe must be callable, got int$"):
+        as_attention_fn(observe=3)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from attn_jax import checks
-from attn_jax.training.monitor.limits import Limits
-from attn_jax.training.monitor.rules import NOTICE, SEVERITIES, SIGNALS, Array, Sight, Signal, largest, mean
+from attn_jax.diagnostics.diagnosis.limits import Limits
+from attn_jax.diagnostics.diagnosis.signals import NOTICE, SEVERITIES, SIGNALS, Array, Sight, Signal, largest, mean
 
 SLACK, PATIENCE = 0.8, 10  # how far back, and for how many measurements
 WARM, HORIZON = 10, 100  # a running mean is one after so many measurements, and then forgets over so many

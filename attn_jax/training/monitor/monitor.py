@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_jax import checks
+from attn_jax.diagnostics.diagnosis.limits import Limits
+from attn_jax.diagnostics.diagnosis.rows import ALL, DEFAULT, measure_rows
 from attn_jax.exact.attention import dot_product_attention
 from attn_jax.nn import Transformer
-from attn_jax.training.monitor.limits import Limits
-from attn_jax.training.monitor.measures import ALL, DEFAULT, measure_layer
 from attn_jax.training.state import wide
 from attn_jax.typing import Array, ArrayLike
 
@@ -48,7 +48,7 @@ class AttentionMonitor:
         every: steps between measurements, of which the first step has one.
         rows: how many query rows of each head are measured, others every time; as many of every sequence of the batch
             (rounded up), at the same places. None: all.
-        measures: names of `monitor.ALL`, which `monitor.measures` explains.
+        measures: names of `monitor.ALL`, which `attn_jax.diagnostics.diagnosis.rows` explains.
         limits: what is told of; those of what is not measured do nothing.
 
     Raises:
@@ -150,7 +150,7 @@ def _observe(
     )
 
     def measure() -> dict[str, Array]:
-        return measure_layer(query, key, value, names=monitor.measures, count=monitor.rows, rng=rng, **options)
+        return measure_rows(query, key, value, names=monitor.measures, count=monitor.rows, rng=rng, **options)
 
     if due is None:
         return measure()

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from attn_jax.diagnostics.diagnosis.signals import SIGNALS
 from attn_jax.training.monitor import ALL, Limits, Watch, explain, find
 from attn_jax.training.monitor.findings import PATIENCE, WARM
-from attn_jax.training.monitor.rules import SIGNALS
 
 LAYERS, HEADS = 2, 4
 HEALTHY = {

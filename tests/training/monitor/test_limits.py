@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from attn_jax.diagnostics.diagnosis.signals import SIGNALS
 from attn_jax.training.files import RunError
 from attn_jax.training.monitor import Limits, LimitsError, calibrate, find
-from attn_jax.training.monitor.rules import SIGNALS
 from tests.training.monitor.test_findings import CASES, WARM_UP, row, series
 
 

@@ -12,11 +12,12 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
 from attn_jax.diagnostics import sample_rows
+from attn_jax.diagnostics.diagnosis import rows
 from attn_jax.exact.attention import dot_product_attention
 from attn_jax.nn import Transformer
 from attn_jax.training import step
 from attn_jax.training.loop import train
-from attn_jax.training.monitor import ALL, DEFAULT, AttentionMonitor, Limits, Watch, explain, measures
+from attn_jax.training.monitor import ALL, DEFAULT, AttentionMonitor, Limits, Watch, explain
 from attn_jax.training.monitor.monitor import SEED
 from attn_jax.training.objectives import token_loss
 from attn_jax.training.state import init_states, key_for, take_run
@@ -329,7 +330,7 @@ def test_an_implementation_may_be_bound():
 
 
 def test_every_measure_has_its_words():
-    described = measures.__doc__
+    described = rows.__doc__
     statistics = {"entropy", "logsumexp", "max_weight", "sum_p2", "logit_mean", "mean_distance", "diagonal_mass"}
     for name in set(ALL) - statistics - {"sink_share", "visible_keys"}:
         assert name in described

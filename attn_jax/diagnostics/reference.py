@@ -18,10 +18,13 @@ def visible(length: int, keys: int, *, causal: bool, window: tuple[int, int] | N
     return seen
 
 
-def rotate(x: Array, *, base: float, interleaved: bool, offset: int = 0) -> Array:
-    """`x` `[B, T, N, H]` turned by rotary positions."""
+def rotate(
+    x: Array, *, base: float, interleaved: bool, offset: int = 0, at: NDArray[np.integer] | None = None
+) -> Array:
+    """`x` `[B, T, N, H]` turned by rotary positions: those of `at`, or `offset` and the following."""
     width = x.shape[-1]
-    angles = (np.arange(x.shape[1]) + offset)[:, None] * base ** (-np.arange(0, width, 2) / width)
+    at = np.arange(x.shape[1]) + offset if at is None else at
+    angles = at[:, None] * base ** (-np.arange(0, width, 2) / width)
     cos, sin = (f(angles)[None, :, None, :] for f in (np.cos, np.sin))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., : width // 2], x[..., width // 2 :])
     turned = first * cos - second * sin, first * sin + second * cos

@@ -10,14 +10,14 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from attn_jax.diagnostics import sample_rows
-from attn_jax.training.monitor import measures
-from attn_jax.training.monitor.measures import ALL, OF_HEADS
+from attn_jax.diagnostics.diagnosis import rows as measures
+from attn_jax.diagnostics.diagnosis.rows import ALL, OF_HEADS
 from tests import oracles
 
 B, T, N, K, H, V = 3, 24, 4, 2, 8, 5
 RNG = jax.random.key(3)
 STATIC = ("names", "count", "is_causal", "local_window_size", "logits_soft_cap")
-measure_layer = jax.jit(measures.measure_layer, static_argnames=STATIC)
+measure_layer = jax.jit(measures.measure_rows, static_argnames=STATIC)
 NUMBERS = np.random.default_rng(0)
 
 
@@ -177,7 +177,7 @@ def test_memory_grows_with_the_length_alone():
     length = 4096
     shapes = [jax.ShapeDtypeStruct((2, length, n, w), jnp.float32) for n, w in ((8, 16), (2, 16), (2, 16))]
     for count in (64, None):
-        measure = functools.partial(measures.measure_layer, names=ALL, count=count, rng=RNG, is_causal=True)
+        measure = functools.partial(measures.measure_rows, names=ALL, count=count, rng=RNG, is_causal=True)
         assert max(sizes(jax.make_jaxpr(measure)(*shapes).jaxpr)) < length**2 / 4
 
 

@@ -59,7 +59,7 @@ _LEAST_REST = 1e-3  # of the weight, for the others to be measured apart
 _COMPARED = 16  # rows of each head that are compared with those of the others
 
 
-def measure_layer(
+def measure_rows(
     query: Array,
     key: Array,
     value: Array,
@@ -96,14 +96,14 @@ def measure_layer(
     measured = {}
     if set(names) & set(OF_ROWS):
         rows = None if count is None else draw(count)
-        measured |= _measure_rows(query, key, bias, mask, names=names, rows=rows, **options)
+        measured |= _average_rows(query, key, bias, mask, names=names, rows=rows, **options)
     if set(names) & set(OF_HEADS):
         rows = draw(_COMPARED if count is None else min(count, _COMPARED))
-        measured |= _compare_heads(query, key, value, bias, mask, rows=rows, **options)
+        measured |= compare_heads(query, key, value, bias, mask, rows=rows, **options)
     return {name: measured[name] for name in names}
 
 
-def _measure_rows(
+def _average_rows(
     query: Array, key: Array, bias: Any, mask: Any, *, names: Collection[str], **options: Any
 ) -> dict[str, Array]:
     """The measures that are a mean, or the largest, over rows."""
@@ -146,7 +146,7 @@ def _entropy_without(entropy: Array, first: Array, visible_keys: Array) -> tuple
     return jnp.clip((entropy - between) / rest / jnp.log(others), 0, 1), known
 
 
-def _compare_heads(
+def compare_heads(
     query: Array, key: Array, value: Array, bias: Any, mask: Any, **options: Any
 ) -> dict[str, Float[Array, " n"]]:
     """What heads fetch, and which is the nearest of each."""

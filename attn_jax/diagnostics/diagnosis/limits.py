@@ -4,10 +4,10 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any, Self
+from typing import Any
 
 from attn_jax import checks
-from attn_jax.training.files import RunError, refusal, write_atomic
+from attn_jax.files import RunError, refusal, write_atomic
 
 FORMAT, VERSION = "attn_jax attention limits", 1
 
@@ -23,7 +23,7 @@ def _limit(default: float, *, above: bool, share: bool = False) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a monitor tells of. The starting values are to be calibrated (`calibrate`); None: nothing is told of it.
+    """What a monitor and a diagnosis tell of. The starting values are to be calibrated (`calibrate`); None: not told.
 
     Attributes:
         max_logit, serious_max_logit: a head's largest logit above it.
@@ -39,6 +39,17 @@ class Limits:
         clone_distance, clone_similarity: two heads nearer than the one and with outputs more alike than the other.
         dead_output: what a head fetches below this part of what the median head of all layers does.
         gradient_ratio: the gradients of W_Q and W_K below this part of that of W_V.
+
+    and what `attn_jax.diagnostics.diagnose` tells of besides:
+
+        uniform_entropy: the normalized entropy of every head of a layer above it: information.
+        small_logit_sd: a notice if the logits' standard deviation is also below this in all heads.
+        score_rank: the effective rank of the centred scores of half of a layer's heads below this part of their width.
+        token_cosine: the mean cosine between values of two tokens above it.
+        distance_change: the distance ratio of every head this near to 1, in layers that choose: positions may not act.
+        symmetry: tr(W²)/|W|² of half of a layer's heads above it.
+        update_ratio: what attention adds to the stream below this part of it.
+        loss_cliff: the loss of later positions is more nats above that of earlier ones.
 
     Raises:
         ValueError, TypeError: on a limit that is negative or no number, a share above 1, or logits that are serious
@@ -58,6 +69,14 @@ class Limits:
     clone_similarity: float = _limit(0.95, above=True, share=True)
     dead_output: float | None = _limit(0.01, above=False, share=True)
     gradient_ratio: float | None = _limit(1e-3, above=False)
+    uniform_entropy: float | None = _limit(0.99, above=True, share=True)
+    small_logit_sd: float | None = _limit(0.01, above=False)
+    score_rank: float | None = _limit(0.05, above=False, share=True)
+    token_cosine: float | None = _limit(0.9, above=True, share=True)
+    distance_change: float | None = _limit(0.02, above=False)
+    symmetry: float | None = _limit(0.9, above=True, share=True)
+    update_ratio: float | None = _limit(1e-3, above=False)
+    loss_cliff: float | None = _limit(1.0, above=True)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -105,7 +124,7 @@ class Limits:
             raise refusal("the limits cannot be written to", path, error) from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> "Limits":
         """Reads what `save` wrote; a limit that is not there has its starting value.
 
         Raises:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_jax.training.monitor.limits import Limits
-from attn_jax.training.monitor.measures import ALL
+from attn_jax.diagnostics.diagnosis.limits import Limits
+from attn_jax.diagnostics.diagnosis.rows import ALL
 
 Array = np.ndarray
 

@@ -28,8 +28,11 @@ REPRODUCED = (
     "entropy_over_training",
     "diagnose",
     "head_roles",
+    "head_redundancy",
+    "entropy_and_importance",
+    "attention_explanation",
 )
-EXPERIMENTS = ("walkthrough", *REPRODUCED)
+EXPERIMENTS = ("walkthrough", "tune", *REPRODUCED)
 # What is shown where a quarter of an hour must do: each link of the chain, and a real model.
 SHORT = (
     "score_variance",

@@ -21,7 +21,7 @@ hook = install_import_hook([*exact, *linear, *(f"attn_jax.{name}" for name in ot
 import jax, jax.numpy as jnp, numpy as np
 import attn_jax
 from attn_jax import biases, diagnostics, masks, positions, projections, scaling
-from attn_jax.nn import MultiHeadAttention, Transformer, TransformerConfig
+from attn_jax.nn import MultiHeadAttention, Transformer, TransformerConfig, interventions
 from flax import nnx
 
 rng = np.random.default_rng(0)
@@ -61,6 +61,11 @@ for batch in ((), (2, 3)):
     for measure in (diagnostics.diagonal_mass, diagnostics.previous_token_mass, diagnostics.score_asymmetry):
         call(measure, square)
     call(diagnostics.normalized_entropy, weights, visible_keys=jnp.full((5,), 7))
+    call(diagnostics.linear_cka, normal(*batch, 5, 4), normal(*batch, 5, 3))
+    call(diagnostics.attention_rollout, jnp.stack([square, square]))
+    call(diagnostics.uniform_rollout, jnp.ones((*batch, 5, 5), bool), num_layers=2)
+    call(diagnostics.total_variation, weights, weights)
+    call(lambda weights: diagnostics.permute_weights(jax.random.key(0), weights, jnp.ones((5, 7), bool)), weights)
     call(diagnostics.participation, normal(*batch, 5) ** 2)
     call(diagnostics.entropy_lower_bound, normal(*batch, 5) ** 2, jnp.full((5,), 7))
 
@@ -89,6 +94,20 @@ call(
 call(jax.grad(lambda *arrays: attn_jax.dot_product_attention(
     *arrays, **options, implementation="blockwise").sum(), (0, 1, 2)), query, key, value)
 call(diagnostics.attention_spectrum, query, key, k=2)
+weights = jax.nn.softmax(normal(2, 3, 4))
+for measure in (diagnostics.gradient_attribution, diagnostics.integrated_gradients):
+    measure(lambda weights: jnp.sum(weights**2), weights)
+predict = lambda weights: jnp.mean(weights, axis=(0, 1))
+diagnostics.adversarial_attention(predict, weights, jax.random.key(0), epsilon=0.1, steps=2, starts=2)
+diagnostics.permuted_attention(predict, weights, jax.random.key(0), permutations=2)
+diagnostics.rank_agreement(rng.normal(size=(3, 5)), rng.normal(size=(3, 5)), np.ones((3, 5), bool), permutations=2)
+diagnostics.head_importance(lambda gates, x: x * gates.sum(), jnp.ones((2, 3)), jnp.ones(4))
+diagnostics.head_clusters(np.ones((3, 3)) - np.eye(3), threshold=0.1)
+diagnostics.linear_probe(rng.normal(size=(10, 3)), np.arange(10) % 2, groups=np.arange(10) // 2)
+ablation = interventions.Ablation(jnp.ones(4), jnp.ones((4, 3)))
+interventions.ablate_heads(ablation, query, key, value, is_causal=True)
+interventions.flatten_weights(jnp.ones(4), query, key, value, is_causal=True)
+interventions.output_means(query, key, value, is_causal=True)
 
 query, key, value = (normal(2, 3, 8, 4, 8) for _ in range(3))
 lengths = jnp.full((2, 3), 5)

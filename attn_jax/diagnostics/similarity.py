@@ -1,7 +1,7 @@
-"""Whether heads look at the same keys: divergence between their patterns.
+"""Whether heads are alike: the divergence between their patterns, and the alignment of their outputs.
 
-Raw cosines of causal patterns are high for any two heads, and so is any overlap of two diffuse ones: read these numbers
-beside the entropies, or against heads of the same entropies.
+Raw cosines of causal patterns are high for any two heads, and so is any overlap of two diffuse ones: read the
+divergence beside the entropies, or against heads of the same entropies. The same pattern is not the same output.
 """
 
 import math
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.special import xlog1py
 
 from attn_jax import checks
-from attn_jax.diagnostics.numerics import measured, renormalize
+from attn_jax.diagnostics.numerics import measured, renormalize, unit_scale, visible_mask
 from attn_jax.typing import Array, ArrayLike, Bool, Float
 
 
@@ -41,13 +41,13 @@ def head_similarity(
     Reference: Lin 1991, "Divergence measures based on the Shannon entropy", equation 3.7.
     """
     p = renormalize(measured("weights", weights, 3, "[*B, N, T, S]"))
-    counted = _choosing(p, visible)
+    counted = choosing_rows(p, visible_mask(visible, p))
 
     def to_all(one: tuple[Array, Array]) -> tuple[Array, Array]:
         """Sums and counts of one head `[*B, T, S]` with each, `[*B, N]`: all pairs of rows at once would not fit."""
         row, row_counted = one
         both = counted & row_counted[..., None, :]
-        rows = jnp.where(both, _divergence(p, row[..., None, :, :]), 0.0)
+        rows = jnp.where(both, row_divergence(p, row[..., None, :, :]), 0.0)
         return jnp.sum(rows, axis=-1), jnp.sum(both, axis=-1)
 
     by_head = jnp.moveaxis(p, -3, 0), jnp.moveaxis(counted, -2, 0)
@@ -56,19 +56,58 @@ def head_similarity(
         return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(total.dtype), jnp.nan)
 
 
-def _choosing(p: Float[Array, "*b n t s"], visible: ArrayLike | None) -> Bool[Array, "*b n t"]:
+def linear_cka(x: Float[ArrayLike, "*b n p"], y: Float[ArrayLike, "*b n q"]) -> Float[Array, "*b"]:
+    """Linear centred kernel alignment of two representations of the same items: are they one up to a rotation?
+
+        ‖XᵀY‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F)    of the centred x, y
+
+    1: the same up to a rotation, a factor and a shift; 0: every feature of one is uncorrelated with every feature of
+    the other. With few items it is high for any two: unrelated ones of p and q features reach about
+    `√(p q / ((n + p) (n + q)))`.
+
+    All pairs of heads, of their outputs `heads [N, n, V]`:
+
+        jax.vmap(lambda x: jax.vmap(lambda y: linear_cka(x, y))(heads))(heads)
+
+    Args:
+        x: floating `[*B, n, p]`: n items (tokens), p features.
+        y: floating `[*B, n, q]`: the same items.
+
+    Returns:
+        `[*B]`, float32 or better; NaN where x or y is the same for all items.
+
+    Raises:
+        ValueError: if an array has too few axes or is empty, or the items differ.
+        TypeError: if an array is not floating.
+
+    Reference: Kornblith et al. 2019, "Similarity of neural network representations revisited", equation 3.
+    """
+    x, y = (measured(name, given, 2, f"[*B, n, {axis}]") for name, given, axis in (("x", x, "p"), ("y", y, "q")))
+    checks.shape("y", y, (*x.shape[:-1], y.shape[-1]), "[*B, n, q], the items of x,")
+    (x, x_varies), (y, y_varies) = _centred(x), _centred(y)
+    together, alone_x, alone_y = (
+        jnp.sum(jnp.square(jnp.swapaxes(one, -1, -2) @ other), axis=(-2, -1)) for one, other in ((x, y), (x, x), (y, y))
+    )
+    varies = x_varies & y_varies
+    alignment = together / jnp.where(varies, jnp.sqrt(alone_x) * jnp.sqrt(alone_y), 1.0)
+    with jax.debug_nans(False):  # a mark, not a fault
+        return jnp.where(varies, alignment, jnp.nan)
+
+
+def _centred(x: Float[Array, "*b n p"]) -> tuple[Float[Array, "*b n p"], Bool[Array, "*b"]]:
+    """Items less their mean, brought near 1, and whether they differ by more than rounding."""
+    scaled = unit_scale(x, 2)
+    centred = scaled - jnp.mean(scaled, axis=-2, keepdims=True)
+    spread, size = (jnp.max(jnp.abs(one), axis=(-2, -1)) for one in (centred, scaled))
+    return unit_scale(centred, 2), spread > 4 * jnp.finfo(x.dtype).eps * size
+
+
+def choosing_rows(p: Float[Array, "*b t s"], visible: Bool[Array, "*b t s"]) -> Bool[Array, "*b t"]:
     """Queries that see something, and have two keys to choose from."""
-    mask = jnp.ones((1,) * p.ndim, bool) if visible is None else checks.as_array("visible", visible)
-    if mask.dtype != bool:
-        raise TypeError(f"visible must be boolean, got {mask.dtype}")
-    if mask.ndim < p.ndim:
-        mask = mask.reshape((1,) * (p.ndim - mask.ndim) + mask.shape)
-    checks.broadcastable("visible", mask, p.shape, "[*B, N, T, S]")
-    keys = jnp.sum(jnp.broadcast_to(mask, p.shape), axis=-1)
-    return (keys >= 2) & jnp.any(p != 0, axis=-1)
+    return (jnp.sum(visible, axis=-1) >= 2) & jnp.any(p != 0, axis=-1)
 
 
-def _divergence(p: Float[Array, "*b s"], q: Float[Array, "*#b s"]) -> Float[Array, "*b"]:
+def row_divergence(p: Float[Array, "*b s"], q: Float[Array, "*#b s"]) -> Float[Array, "*b"]:
     """JS(p, q) / ln 2 of each row.
 
     With u = |p − q| / (p + q), one key adds m ((1 + u) ln(1 + u) + (1 − u) ln(1 − u)) / 2, which is never negative: no

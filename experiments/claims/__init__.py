@@ -12,6 +12,7 @@ from experiments.claims import (
     cost,
     diagnosis,
     dynamics,
+    explanation,
     heads,
     inductive,
     linear,
@@ -19,6 +20,7 @@ from experiments.claims import (
     positions,
     projections,
     recall,
+    removal,
     scale,
     scores,
     sparse,
@@ -41,6 +43,8 @@ TOPICS = (
     low_rank,
     inductive,
     sparse,
+    explanation,
+    removal,
 )
 
 CLAIMS: Mapping[str, Claim] = {claim.id: claim for topic in TOPICS for claim in topic.CLAIMS}

@@ -30,20 +30,23 @@ def slot(field: str, index: int) -> str:
     return f"{field}_{index + 1}"
 
 
-def _slots(fields: Mapping[str, str]) -> dict[str, str]:
+def slots(fields: Mapping[str, str]) -> dict[str, str]:
+    """The evidence of every checkpoint, and what it is."""
     return {
         slot(field, i): f"checkpoint {i + 1}: {what}" for i in range(MOST_CHECKPOINTS) for field, what in fields.items()
     }
 
 
-def _each(e: Evidence, fields: Mapping[str, str], answer: Callable[[Evidence], str | None]) -> Decision:
+def each_checkpoint(
+    e: Evidence, fields: Mapping[str, str], answer: Callable[[Evidence], str | None], *, digits: int = 2
+) -> Decision:
     """One verdict of the checkpoints' answers: "yes", "no", what holds of it in part, or None."""
     first, *_ = fields
     measured = [i for i in range(MOST_CHECKPOINTS) if not math.isnan(e[slot(first, i)].value)]
     answers = [answer({field: e[slot(field, i)] for field in fields}) for i in measured]
     found = "; ".join(
         f"checkpoint {i + 1}: {one or 'not settled'} ("
-        + ", ".join(f"{field.replace('_', ' ')} {e[slot(field, i)].value:.2f}" for field in fields)
+        + ", ".join(f"{field.replace('_', ' ')} {e[slot(field, i)].value:.{digits}f}" for field in fields)
         + ")"
         for i, one in zip(measured, answers, strict=True)
     )
@@ -70,7 +73,7 @@ def _d1(e: Evidence) -> Decision:
             return None  # the untrained control falls as well
         return "yes" if whole and without else f"only {'with' if whole else 'without'} the sink"
 
-    return _each(e, D1_FIELDS, falls)
+    return each_checkpoint(e, D1_FIELDS, falls)
 
 
 def _d6(e: Evidence) -> Decision:
@@ -85,7 +88,7 @@ def _d6(e: Evidence) -> Decision:
             return "yes"
         return "only in few heads" if not heads else "only with its usual first token"
 
-    return _each(e, D6_FIELDS, parks)
+    return each_checkpoint(e, D6_FIELDS, parks)
 
 
 def _h8(e: Evidence) -> Decision:
@@ -118,7 +121,7 @@ CLAIMS = (
         "falls in every checkpoint, refuted if in none, neither with nor without the sink; refined if in some, or only "
         "with or without the sink; inconclusive if an interval straddles or a control falls too.",
         scope="{models}; {documents} documents of {tokens} tokens of {text}.",
-        evidence=_slots(D1_FIELDS),
+        evidence=slots(D1_FIELDS),
         decide=_d1,
         least_count=5,
     ),
@@ -133,7 +136,7 @@ CLAIMS = (
         "heads give it over 0.3; in part if the difference holds and one of the others does not. Confirmed if every "
         "checkpoint does, refuted if none does in any part, refined otherwise; inconclusive if an interval straddles.",
         scope="{models}; {documents} documents of {tokens} tokens of {text}.",
-        evidence=_slots(D6_FIELDS),
+        evidence=slots(D6_FIELDS),
         decide=_d6,
         least_count=5,
     ),

@@ -1,6 +1,7 @@
 """Summaries of heads against NumPy averages of the oracle's rows."""
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -17,6 +18,20 @@ rng = np.random.default_rng(0)
 QUERY, KEY = 2 * rng.standard_normal((2, 9, 4, 8), np.float32), rng.standard_normal((2, 9, 2, 8), np.float32)
 VALUE = rng.standard_normal((2, 9, 2, 3), np.float32)
 HOLES = np.where(rng.random((9, 9)) < 0.2, -np.inf, 0).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames="chosen")
+def _compiled(query, key, arrays, chosen):
+    return summarize_heads(query, key, **arrays, **dict(chosen))
+
+
+def summarize(query, key, **options):
+    """`summarize_heads` as one program for each geometry: of its own it is a hundred small ones, which take seconds."""
+    chosen = {name: x for name, x in options.items() if isinstance(x, (bool, int, float, tuple))}
+    arrays = {name: x for name, x in options.items() if name not in chosen}
+    return _compiled(query, key, arrays, tuple(chosen.items()))
+
+
 KINDS = {
     "causal": {"is_causal": True},
     "two_way": {},
@@ -74,29 +89,29 @@ def expected(options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_definition(kind):
-    actual = summarize_heads(QUERY, KEY, **KINDS[kind])
+    actual = summarize(QUERY, KEY, **KINDS[kind])
     for name, value in expected(KINDS[kind]).items():
         np.testing.assert_allclose(getattr(actual, name), value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_a_mask_is_joined_with_the_missing_sink():
     causal = np.tri(9, dtype=bool)
-    one, other = summarize_heads(QUERY, KEY, is_causal=True), summarize_heads(QUERY, KEY, mask=causal)
+    one, other = summarize(QUERY, KEY, is_causal=True), summarize(QUERY, KEY, mask=causal)
     np.testing.assert_allclose(one.normalized_entropy_no_sink, other.normalized_entropy_no_sink, rtol=1e-5)
-    biased = summarize_heads(QUERY, KEY, bias=biases.Alibi(4), is_causal=True)
+    biased = summarize(QUERY, KEY, bias=biases.Alibi(4), is_causal=True)
     assert (biased.distance_ratio < one.distance_ratio).all()
 
 
 def test_rows_that_are_not_finite_are_counted_not_averaged():
     key = KEY.copy()
     key[0, 4, 1] = np.nan
-    clean, broken = summarize_heads(QUERY, KEY, is_causal=True), summarize_heads(QUERY, key, is_causal=True)
+    clean, broken = summarize(QUERY, KEY, is_causal=True), summarize(QUERY, key, is_causal=True)
     np.testing.assert_array_equal(broken.non_finite, [[0, 0, 5, 5], [0, 0, 0, 0]])
     assert np.isfinite(broken.normalized_entropy).all()
     first = oracles.statistics(oracles.attention(QUERY, KEY, VALUE, is_causal=True))["normalized_entropy"][0, 1:4, 2:]
     np.testing.assert_allclose(broken.normalized_entropy[0, 2:], first.mean(0), rtol=1e-5)
     np.testing.assert_array_equal(broken.normalized_entropy[1], clean.normalized_entropy[1])
-    first = summarize_heads(QUERY[:, :4], KEY[:, :4])
+    first = summarize(QUERY[:, :4], KEY[:, :4])
     np.testing.assert_allclose(broken.score_rank[0, 2:], first.score_rank[0, 2:], rtol=1e-5)
     np.testing.assert_allclose(broken.score_rank[:, :2], clean.score_rank[:, :2], rtol=1e-5)
 
@@ -105,7 +120,7 @@ def test_rows_that_are_not_finite_are_counted_not_averaged():
 def test_a_row_of_nothing_but_nan_is_counted_at_every_length(length):
     query, key = (np.random.default_rng(i).standard_normal((length, 1, 8)).astype(np.float32) for i in range(2))
     query[5] = np.nan
-    summary = summarize_heads(query, key)
+    summary = summarize(query, key)
     assert summary.non_finite.tolist() == [1]
     assert np.isfinite(summary.normalized_entropy).all()
     assert np.isfinite(summary.max_weight).all()
@@ -115,8 +130,8 @@ def test_a_query_that_is_not_finite_is_left_out_of_its_head_alone():
     for bad, options in ((np.nan, {}), (np.inf, {}), (np.inf, {"logits_soft_cap": 3.0})):
         query = QUERY.copy()
         query[0, 8, 1, 0] = bad
-        clean, broken = summarize_heads(QUERY, KEY, **options), summarize_heads(query, KEY, **options)
-        without = summarize_heads(QUERY[:, :8], KEY, **options)
+        clean, broken = summarize(QUERY, KEY, **options), summarize(query, KEY, **options)
+        without = summarize(QUERY[:, :8], KEY, **options)
         np.testing.assert_allclose(broken.score_rank[0, 1], without.score_rank[0, 1], rtol=1e-5)
         for others in ((0, [0, 2, 3]), (1,)):
             np.testing.assert_allclose(broken.score_rank[others], clean.score_rank[others], rtol=1e-5)
@@ -125,8 +140,8 @@ def test_a_query_that_is_not_finite_is_left_out_of_its_head_alone():
 def test_a_key_that_is_not_finite_is_left_out_behind_a_cap():
     key = KEY.copy()
     key[0, 8, 1, 0] = np.inf
-    broken = summarize_heads(QUERY, key, logits_soft_cap=3.0)
-    without = summarize_heads(QUERY, KEY[:, :8], logits_soft_cap=3.0)
+    broken = summarize(QUERY, key, logits_soft_cap=3.0)
+    without = summarize(QUERY, KEY[:, :8], logits_soft_cap=3.0)
     np.testing.assert_allclose(broken.score_rank[0, 2:], without.score_rank[0, 2:], rtol=1e-5)
 
 
@@ -151,8 +166,8 @@ def test_an_item_reads_the_same_without_its_padding(kind, padding):
     rows = 9 if kind == "key_lengths" else 4
     unlike = np.where(THERE, 1, padding).astype(np.float32)[..., None, None]
     query = QUERY if kind == "key_lengths" else QUERY * unlike
-    padded = summarize_heads(query, KEY * unlike, **options)
-    cut = summarize_heads(QUERY[:1, :rows], KEY[:1, :4], is_causal=kind == "causal")
+    padded = summarize(query, KEY * unlike, **options)
+    cut = summarize(QUERY[:1, :rows], KEY[:1, :4], is_causal=kind == "causal")
     for field in dataclasses.fields(cut):
         actual, alone = getattr(padded, field.name)[:1], getattr(cut, field.name)
         np.testing.assert_allclose(actual, alone, rtol=1e-5, atol=1e-6, err_msg=field.name)
@@ -161,9 +176,9 @@ def test_an_item_reads_the_same_without_its_padding(kind, padding):
 def test_each_head_reads_as_it_would_alone():
     hidden = np.ones((1, 4, 9, 9), bool)
     hidden[0, 0, :, 5:] = hidden[0, 1, 3:] = False  # two query heads of one key head
-    together = summarize_heads(QUERY, KEY, mask=hidden)
+    together = summarize(QUERY, KEY, mask=hidden)
     for n in range(4):
-        alone = summarize_heads(QUERY[:, :, n : n + 1], KEY[:, :, n // 2 : n // 2 + 1], mask=hidden[:, n : n + 1])
+        alone = summarize(QUERY[:, :, n : n + 1], KEY[:, :, n // 2 : n // 2 + 1], mask=hidden[:, n : n + 1])
         np.testing.assert_allclose(together.score_rank[:, n : n + 1], alone.score_rank, rtol=1e-5)
 
 
@@ -182,7 +197,7 @@ def test_no_square_is_formed():
 
 
 def test_a_head_without_a_choice_reads_nan():
-    one = summarize_heads(QUERY[:, :1], KEY[:, :1])
+    one = summarize(QUERY[:, :1], KEY[:, :1])
     assert np.isnan(one.normalized_entropy).all()
     assert np.isnan(one.max_logit).all()
     np.testing.assert_array_equal(one.sink_mass, np.ones((2, 4)))
@@ -190,14 +205,14 @@ def test_a_head_without_a_choice_reads_nan():
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 9), (9, 0), (0, 0)])
 def test_nothing_to_summarize_reads_nan(queries, keys):
-    empty = summarize_heads(QUERY[:, :queries], KEY[:, :keys], is_causal=True)
+    empty = summarize(QUERY[:, :queries], KEY[:, :keys], is_causal=True)
     for field in dataclasses.fields(empty):
         values = np.zeros((2, 4)) if field.name == "non_finite" else np.full((2, 4), np.nan)
         np.testing.assert_array_equal(getattr(empty, field.name), values, err_msg=field.name)
 
 
 def test_no_item_no_summary():
-    empty = summarize_heads(QUERY[:0], KEY[:0])
+    empty = summarize(QUERY[:0], KEY[:0])
     assert {getattr(empty, field.name).shape for field in dataclasses.fields(empty)} == {(0, 4)}
 
 

@@ -1,14 +1,15 @@
-"""Divergence between heads, by plain loops in NumPy float64."""
+"""Divergence between heads and alignment of their outputs, by plain loops in NumPy float64."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_jax.diagnostics import head_similarity, similarity
+from attn_jax.diagnostics import head_similarity, linear_cka, similarity
 
 # Compiled whole: op by op, every new shape would compile a dozen kernels.
 measure = jax.jit(similarity.head_similarity)
+align = jax.jit(similarity.linear_cka)
 CAUSAL = np.tri(7, dtype=bool)
 
 
@@ -152,3 +153,76 @@ def test_batch_axes_and_no_item():
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         head_similarity(*arguments)
+
+
+def cka64(x, y):
+    """By the items: products of all pairs, centred on both sides (equation 1 to 3 of the paper)."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    centre = np.eye(len(x)) - 1 / len(x)
+    k, l = (centre @ (z @ z.T) @ centre for z in (x, y))
+    return (k * l).sum() / np.sqrt((k * k).sum() * (l * l).sum())
+
+
+def representations(n=9, p=4, q=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, p)) + 5
+    return x, 0.7 * x[:, :q] + rng.normal(size=(n, q)) - 2
+
+
+@pytest.mark.parametrize("sizes", [(9, 4, 3), (4, 6, 9)])  # more items than features, and fewer
+def test_alignment_is_that_of_the_products_of_items(sizes):
+    for seed in range(3):
+        x, y = representations(sizes[0], max(sizes), min(sizes), seed)
+        np.testing.assert_allclose(align(x.astype(np.float32), y.astype(np.float32)), cka64(x, y), rtol=1e-4)
+
+
+def test_alignment_does_not_see_rotations_factors_and_shifts():
+    x, y = representations()
+    turn, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))
+    np.testing.assert_allclose(align(np.float32(x), np.float32(1e4 * x @ turn + 3)), 1, rtol=1e-5)
+    np.testing.assert_allclose(align(np.float32(1e-20 * x), np.float32(1e20 * y)), cka64(x, y), rtol=1e-4)
+    stretched = x * [1, 1, 1, 10]
+    assert align(np.float32(x), np.float32(stretched)) < 0.9  # it does see these
+
+
+def test_alignment_of_uncorrelated_features_is_zero_and_of_few_items_is_not():
+    signs = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], np.float32).T
+    np.testing.assert_allclose(align(signs[:, 1:2], signs[:, 2:]), 0, atol=1e-12)
+    rng = np.random.default_rng(0)
+    for n, p in ((40, 20), (2000, 20)):
+        found = [align(*rng.normal(size=(2, n, p)).astype(np.float32)) for _ in range(5)]
+        np.testing.assert_allclose(np.mean(found), p / (n + p), rtol=0.1)
+
+
+def test_alignment_of_what_does_not_vary_is_not_known_and_no_fault():
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    with jax.debug_nans(True):
+        for constant in (np.zeros((5, 2)), np.full((5, 2), 0.1), np.tile([0.1, 1e5], (5, 1))):
+            assert np.isnan(np.asarray(linear_cka(x, constant.astype(np.float32))))
+            assert np.isnan(np.asarray(linear_cka(constant.astype(np.float32), x)))
+
+
+def test_alignment_over_batch_axes_and_all_pairs():
+    heads = np.random.default_rng(0).normal(size=(3, 6, 2)).astype(np.float32)
+    pairs = jax.jit(lambda h: jax.vmap(lambda x: jax.vmap(lambda y: linear_cka(x, y))(h))(h))(heads)
+    np.testing.assert_allclose(pairs, [[cka64(x, y) for y in heads] for x in heads], rtol=1e-4)
+    np.testing.assert_allclose(align(heads, heads[::-1]), np.diag(np.asarray(pairs)[:, ::-1]), rtol=1e-5)
+    assert align(jnp.bfloat16(heads), jnp.bfloat16(heads)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            (np.ones(3, np.float32), np.ones((3, 1), np.float32)),
+            ValueError,
+            r"x must have at least 2 axes, \[\*B, n, p\]",
+        ),
+        ((np.ones((3, 1), np.float32), np.ones((4, 1), np.float32)), ValueError, r"y must have shape \[\*B, n, q\]"),
+        ((np.ones((3, 0), np.float32), np.ones((3, 1), np.float32)), ValueError, "x must not be empty"),
+        ((np.ones((3, 1), np.float32), np.ones((3, 1), int)), TypeError, "y must have a floating dtype"),
+    ],
+)
+def test_errors_of_alignment(arguments, error, message):
+    with pytest.raises(error, match=message):
+        linear_cka(*arguments)

@@ -23,6 +23,8 @@ setup(
         "numpy>=2.0",
         "einops>=0.8",  # heads are split and merged in its notation
         "jaxtyping>=0.3",  # shapes in signatures
+        "optax>=0.2",  # optimizers, schedules, clipping; the search for adversarial weights
+        "scipy>=1.13",  # clusters of heads
     ],
     extras_require={
         "models": [  # real checkpoints
@@ -32,7 +34,6 @@ setup(
             "tokenizers>=0.20",
         ],
         "training": [
-            "optax>=0.2",  # optimizers, schedules, clipping
             "orbax-checkpoint>=0.11",  # writes and reads the arrays of a checkpoint
             "scikit-learn>=1.5",  # brings the digits
             "tokenizers>=0.20",  # learns byte pairs from a text
@@ -43,8 +44,8 @@ setup(
             "jinja2>=3.1",
             "matplotlib>=3.9",
             "pandas>=2.2",
+            "plotly>=6.0",  # its plotly.js, in the page of a model
             "rich>=13.0",
-            "scipy>=1.13",
         ],
         "bench": [  # peers: sides of the benchmark, and makers of the goldens that our models are compared with
             "tokamax>=0.0.12",
@@ -55,6 +56,7 @@ setup(
             "beartype>=0.20",  # checks the shapes in signatures as they are called
             "chex>=0.1.90",
             "hypothesis>=6.100",
+            "playwright>=1.50",  # drives the system's chromium, which opens the page of a model
             "pyright[nodejs]>=1.1.400",
             "pytest>=8.0",
             "pytest-xdist>=3.6",

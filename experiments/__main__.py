@@ -21,9 +21,11 @@ def _main(argv: Sequence[str]) -> int:
     show(Table("Experiments: python -m experiments.NAME --help", ("name", "question", "claims", "time"), rows))
     command_line.say("All of them, and the report: python -m experiments.reproduce --preset=quick")
     command_line.say("One model, with a choice for every link: python -m experiments.train --preset=smoke")
+    command_line.say("The heads of a model, to look around: python -m experiments.model_report --model=smollm2")
     command_line.say("What a checkpoint is made of: python -m experiments.inspect_checkpoint --path=smollm2")
     command_line.say("How fast, and against whom: python -m experiments.benchmarks.attention --preset=quick")
     command_line.say("A whole step of training: python -m experiments.benchmarks.training --preset=quick")
+    command_line.say("One device and many: python -m experiments.benchmarks.parallel --preset=quick")
     return 0
 
 

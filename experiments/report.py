@@ -1,6 +1,7 @@
 """The report: one self-contained HTML page from what the experiments left.
 
-It opens from disk, offline, in light and dark; figures are `data:` URIs. Everything that is read (model names, token
+It opens from disk, offline, in light and dark; figures are `data:` URIs. Beside it may lie the page of a model, which
+it links to. Everything that is read (model names, token
 texts, file names, flags) is text from outside and is escaped by the template.
 """
 
@@ -80,7 +81,8 @@ def build(out: pathlib.Path, names: Sequence[str], failed: Sequence[str] = ()) -
         runs += [] if run is None else [run]
     page = reserve(out)
     missing = [name for name in names if name not in broken and name not in {run.name for run in runs}]
-    artifacts.write_atomic(page, render(runs, broken, missing).encode())
+    model = "../model_report/index.html" if (out / "model_report" / "index.html").exists() else None
+    artifacts.write_atomic(page, render(runs, broken, missing, model).encode())
     return page
 
 
@@ -97,8 +99,10 @@ def reserve(out: pathlib.Path) -> pathlib.Path:
     return page
 
 
-def render(runs: Sequence[Run], failed: Sequence[str] = (), missing: Sequence[str] = ()) -> str:
-    """The page as text, which says what failed and what was not run."""
+def render(
+    runs: Sequence[Run], failed: Sequence[str] = (), missing: Sequence[str] = (), model: str | None = None
+) -> str:
+    """The page as text, which says what failed and what was not run, and where the page of a model is."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent / "templates"),
         autoescape=True,
@@ -109,7 +113,7 @@ def render(runs: Sequence[Run], failed: Sequence[str] = (), missing: Sequence[st
     environment.filters["measured"] = spell
     counts = {verdict: sum(c["verdict"] == verdict for run in runs for c in run.claims) for verdict in VERDICTS}
     return environment.get_template("report.html.j2").render(
-        title=TITLE, runs=runs, failed=failed, missing=missing, counts=counts
+        title=TITLE, runs=runs, failed=failed, missing=missing, counts=counts, model=model
     )
 
 

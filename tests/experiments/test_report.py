@@ -184,6 +184,18 @@ def assert_inert(page: Page) -> None:
         assert tag != "meta" or attributes.get("http-equiv") in (None, "Content-Security-Policy")
 
 
+def test_the_page_of_a_model_is_linked_where_there_is_one(tmp_path):
+    def links():
+        page = Page(report.build(tmp_path, ()).read_text("utf-8"))
+        return [a["href"] for a in page.all("a") if not a["href"].startswith("#")]
+
+    assert links() == []
+    (tmp_path / "model_report").mkdir()
+    (tmp_path / "model_report" / "index.html").write_text("it")
+    assert links() == ["../model_report/index.html"]
+    assert (tmp_path / "report" / links()[0]).read_text() == "it"
+
+
 def test_unknown_numbers_are_dashes():
     assert report.spell({"value": None, "interval": [None, float("nan")]}) == "– [–, –]"
     assert report.spell({"value": 0.123456, "interval": [-1, 2e7]}) == "0.1235 [-1, 2e+07]"

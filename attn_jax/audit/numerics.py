@@ -93,6 +93,7 @@ def shapes(audit: Audit, own: Registered) -> Iterator[Finding]:
         "T = 7, S = 3": ({"length": 7, "keys": 3}, "mask"),
         "T = S = 1": ({"length": 1}, "numerics"),
         "a value width of 5 beside a head width of 8": ({"value_width": 5}, "values"),
+        "T = S = 256": ({"length": 256, "batch": 1}, "mask"),  # which blocks divide
         "T = S = 197": ({"length": 197, "batch": 1}, "mask"),
         "T = 130, S = 257": ({"length": 130, "keys": 257, "batch": 1}, "mask"),
         "one head of width 32": ({"heads": 1, "width": 32}, "heads"),
@@ -107,6 +108,15 @@ def shapes(audit: Audit, own: Registered) -> Iterator[Finding]:
         except (Refused, WrongOutput) as error:
             refused.append(f"{what} ({error})")
             continue
+        if off > OFF and what == "T = S = 256":
+            sums = audit.subject(*given._replace(value=np.ones_like(given.value)))
+            if worst(sums - 1) > OFF:
+                yield own.fault(
+                    f"With {what} values of 1 come out as {sums.min():.4g} to {sums.max():.4g}.",
+                    "Where keys come in blocks and the maximum rises, denominator and output are both rescaled.",
+                    link="softmax",
+                )
+                return
         if off > OFF:
             yield own.fault(
                 f"With {what} the output is off by {off:.2g}.",
@@ -145,20 +155,48 @@ def gradients(audit: Audit, own: Registered) -> Iterator[Finding]:
                 "Check the custom derivative, and every stop_gradient.",
             )
             return
+    yield from _of_options(audit, own, given)
     if "mask" in audit.subject.options:
         yield from _behind_masks(audit, own, given)
 
 
 def _along(audit: Audit, given: Arrays, name: str, direction: Any, cotangent: Any) -> float:
     """The derivative of the expected output, by a difference in float64."""
-    step = 1e-5
 
-    def value(sign: int) -> float:
-        moved = np.asarray(getattr(given, name), np.float64) + sign * step * direction
+    def value(step: float) -> float:
+        moved = np.asarray(getattr(given, name), np.float64) + step * direction
         arrays = Arrays(*(np.asarray(x, np.float64) for x in given))._replace(**{name: moved})
         return float(np.sum(audit.answer(arrays) * cotangent))
 
-    return (value(1) - value(-1)) / (2 * step)
+    return (value(1e-5) - value(-1e-5)) / 2e-5
+
+
+def _of_options(audit: Audit, own: Registered, given: Arrays) -> Iterator[Finding]:
+    """The derivatives by a bias and by sinks, which are learned where there are any."""
+    rng = np.random.default_rng(9)
+    wide = Arrays(*(np.asarray(x, np.float64) for x in given))
+    for name, shape in (("bias", (2, 4, 8, 8)), ("sinks", (4,))):
+        if name not in audit.subject.options:
+            continue
+        at, direction = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+        cotangent = rng.standard_normal(given.query.shape)
+
+        def objective(x: Any, name: str = name, cotangent: Any = cotangent) -> Any:
+            output = audit.subject.traced(*given, **{name: x})
+            output = output[0] if isinstance(output, (tuple, list)) else output
+            return jnp.sum(output * jnp.asarray(cotangent, output.dtype))
+
+        def value(step: float, name: str = name, at: Any = at, direction: Any = direction, c: Any = cotangent) -> float:
+            return float(np.sum(audit.answer(wide, **{name: np.float64(at) + step * direction}) * c))
+
+        told = float(np.sum(np.asarray(jax.grad(objective)(jnp.asarray(at)), np.float64) * direction))
+        exact = (value(1e-5) - value(-1e-5)) / 2e-5
+        if not np.isfinite(told) or abs(told - exact) > 0.02 * abs(exact) + 1e-4:
+            yield own.fault(
+                f"The derivative by the {name} along a random direction is {told:.4g} where {exact:.4g} was expected.",
+                "Check the custom derivative, and every stop_gradient.",
+            )
+            return
 
 
 def _behind_masks(audit: Audit, own: Registered, given: Arrays) -> Iterator[Finding]:

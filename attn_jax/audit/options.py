@@ -12,6 +12,8 @@ from attn_jax.audit.subject import Refused, WrongOutput
 
 AFTER = ("scale of the scores",)
 OFF = 10 * TOLERANCE
+MANY = {"length": 197, "heads": 2, "batch": 1}  # more tokens than a block has
+RATE = 0.3  # of dropout; at a half the share that is kept is that which is dropped
 
 
 def _moved(audit: Audit, given: Arrays, **options: object) -> float:
@@ -51,6 +53,11 @@ def causal(audit: Audit, own: Registered) -> Iterator[Finding]:
         said = "aligned at the bottom right" if right else "neither aligned at the top left nor at the bottom right"
         kind = own.difference if right else own.fault
         yield kind(f"With T = 3 and S = 7 the causal mask is {said}.", "Say where queries sit: query_offset = S − T.")
+    if (off := audit.error(audit.problem(**MANY), is_causal=True)) > OFF:
+        yield own.fault(
+            f"With is_causal=True and 197 tokens the output is off by {off:.2g}.",
+            "Does each block of queries, or of keys, know where it begins?",
+        )
 
 
 @check("mask option", "mask", after=AFTER)
@@ -179,6 +186,18 @@ def bias(audit: Audit, own: Registered) -> Iterator[Finding]:
             yield own.fault(
                 f"With a bias of shape {shape} the output is off by {off:.2g}.", "Align it with [B, N, T, S]."
             )
+    for name, option in (("mask", rng.random((2, 4, 8, 8)) < 0.6), ("is_causal", True)):
+        if name not in audit.subject.options:
+            continue
+        if name == "mask":
+            option |= np.eye(8, dtype=bool)
+        beside = {name: option}
+        found = audit.subject(*given, bias=added, **beside)
+        if (off := worst(found - audit.answer(given, bias=added, **beside))) > OFF:
+            lost = worst(found - audit.answer(given, **beside)) < OFF
+            said = "is not read" if lost else f"gives an output that is off by {off:.2g}"
+            yield own.fault(f"Beside {name} the bias {said}.", "Both hold: the bias is added, the mask hides.")
+            return
     hidden = np.where(rng.random((2, 4, 8, 8)) < 0.3, -np.inf, added).astype(np.float32)
     hidden[..., 0] = 0
     if (off := audit.error(given, bias=hidden)) > OFF:
@@ -226,6 +245,11 @@ def window(audit: Audit, own: Registered) -> Iterator[Finding]:
                 "Both ends are included; without causality the right side is bounded too.",
             )
             return
+    if (off := audit.error(audit.problem(**MANY), local_window_size=(20, 5))) > OFF:
+        yield own.fault(
+            f"With a window and 197 tokens the output is off by {off:.2g}.",
+            "Does each block of queries, or of keys, know where it begins?",
+        )
 
 
 @check("scale option", "scale", after=AFTER)
@@ -277,22 +301,29 @@ def offset(audit: Audit, own: Registered) -> Iterator[Finding]:
     """Queries that begin at an offset are the last rows of the whole sequence."""
     audit.needs("query_offset", "is_causal")
     given = audit.problem()
-    whole = audit.subject(*given, is_causal=True)
-    for start in (3, 7):
-        part = audit.subject(given.query[:, start:], given.key, given.value, is_causal=True, query_offset=start)
-        if (off := worst(part - whole[:, start:])) > OFF:
-            yield own.fault(
-                f"Queries from {start} on, with query_offset={start}, are {off:.2g} off the whole sequence's rows.",
-                "Query i sits at query_offset + i; the causal mask and windows read that.",
-            )
-            return
+    for more in ({}, {"local_window_size": (2, 0)}):
+        if more.keys() - audit.subject.options:
+            continue
+        options = {"is_causal": True, **more}
+        whole = audit.subject(*given, **options)
+        for start, stop in ((3, 8), (7, 8), (3, 4)):  # the last ones, the last, and one that others follow
+            query = given.query[:, start:stop]
+            part = audit.subject(query, given.key, given.value, **options, query_offset=start)
+            if (off := worst(part - whole[:, start:stop])) > OFF:
+                which = f"queries {start} to {stop - 1}" if stop - start > 1 else f"query {start} alone"
+                which += f", with query_offset={start}{' and a window' if more else ''},"
+                yield own.fault(
+                    f"The rows of {which} are {off:.2g} off those of the whole sequence.",
+                    "Query i sits at query_offset + i; the causal mask and windows read that.",
+                )
+                return
 
 
 @check("dropout option", "dropout", after=AFTER)
 def dropout(audit: Audit, own: Registered) -> Iterator[Finding]:
     """Dropout zeroes weights at its rate and divides the others by 1 − rate; without it nothing changes."""
     audit.needs("dropout_rate")
-    options: dict[str, Any] = {"dropout_rate": 0.5}
+    options: dict[str, Any] = {"dropout_rate": RATE}
     if "dropout_rng" in audit.subject.options:
         options["dropout_rng"] = jax.random.key(0)
     given = audit.problem()
@@ -311,16 +342,16 @@ def dropout(audit: Audit, own: Registered) -> Iterator[Finding]:
     seen = plain > 1e-6
     kept = seen & (found != 0)
     if kept.sum() == seen.sum():
-        yield own.fault("With dropout_rate=0.5 no weight is 0.", "The rate is not honoured.")
+        yield own.fault(f"With dropout_rate={RATE} no weight is 0.", "The rate is not honoured.")
         return
     share, times = 1 - kept.sum() / seen.sum(), float(np.median(found[kept] / plain[kept]))
-    if abs(share - 0.5) > 0.12:
+    if abs(share - RATE) > 0.12:
         yield own.fault(
-            f"With dropout_rate=0.5 {share:.0%} of the weights are dropped.", "The rate is that of dropping."
+            f"With dropout_rate={RATE} {share:.0%} of the weights are dropped.", "The rate is that of dropping."
         )
-    elif abs(times - 2) > 0.02:
+    elif abs(times - 1 / (1 - RATE)) > 0.02:
         yield own.fault(
-            f"With dropout_rate=0.5 weights that are kept are {times:.3g} times as large.",
+            f"With dropout_rate={RATE} weights that are kept are {times:.3g} times as large.",
             "They are divided by 1 − rate, and not normalised again.",
         )
 

@@ -71,7 +71,13 @@ def items_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
     mixed = Arrays(*(np.concatenate([x[:1], 100 * y[1:]]) for x, y in zip(one, other, strict=True)))
     whole, beside = audit.subject(*one)[0], audit.subject(*mixed)[0]
     alone = audit.subject(*(x[:1] for x in one))[0]
-    if (moved := worst(whole - beside)) > TOLERANCE:
+    if not np.isfinite(beside).all():
+        yield own.fault(
+            "Beside an item with scores of some thousands, item 0 is not finite.",
+            "Subtract the largest score of each row before exp: one of all lets the rows far below it vanish.",
+            link="softmax",
+        )
+    elif (moved := worst(whole - beside)) > TOLERANCE:
         yield own.fault(
             f"Item 0 moves by {moved:.2g} when item 1 changes.",
             "Look for a mean, a maximum or a reshape over the batch axis.",
@@ -80,7 +86,20 @@ def items_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
         yield own.fault(f"Item 0 moves by {moved:.2g} when it comes alone.", "What depends on the size of the batch?")
 
 
-@check("linear in values", "values", after=("items apart",), answers=False)
+@check("inputs are read", "projections", after=("items apart",), answers=False)
+def inputs_read(audit: Audit, own: Registered) -> Iterator[Finding]:
+    """Other queries, and other keys, give another output."""
+    one, other = audit.problem(), audit.problem(seed=1)
+    base = audit.subject(*one)
+    for field in ("query", "key"):
+        if worst(audit.subject(*one._replace(**{field: getattr(other, field)})) - base) <= CHANGED:
+            yield own.fault(
+                f"The output does not change with the {field}.", "Is another array read in its place, twice?"
+            )
+            return
+
+
+@check("linear in values", "values", after=("inputs are read",), answers=False)
 def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
     """The output is a linear function of the values, channel by channel."""
     one, other = audit.problem(), audit.problem(seed=1)
@@ -129,6 +148,10 @@ def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
             "Are values rotated or projected? Rotary positions belong to queries and keys alone.",
         )
         return
+    if worst(audit.subject(one.query, one.key, one.value + 1) - audit.subject(*one)) <= CHANGED:
+        yield own.fault(
+            "A number that is added to all values does not come out.", "Are values centred before they are fetched?"
+        )
 
 
 def _normalised_after(audit: Audit, given: Arrays) -> bool:
@@ -222,4 +245,4 @@ def groups_in_order(audit: Audit, own: Registered) -> Iterator[Finding]:
         )
 
 
-CHECKS = (runs, inputs_stay, same_twice, items_apart, linear_in_values, heads_apart, groups_in_order)
+CHECKS = (runs, inputs_stay, same_twice, items_apart, inputs_read, linear_in_values, heads_apart, groups_in_order)

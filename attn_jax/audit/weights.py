@@ -320,4 +320,41 @@ def row_constants(audit: Audit, own: Registered) -> Iterator[Finding]:
         )
 
 
-CHECKS = (rows_sum, sees, scale, order, row_constants)
+@check("scale of grouped heads", "scale", after=("scale of the scores",))
+def grouped_scale(audit: Audit, own: Registered) -> Iterator[Finding]:
+    """With fewer key heads the weights are the softmax of the same multiple of q·k."""
+    if not audit.grouped:
+        raise NotApplicable("it takes no grouped heads")
+    if audit.expected.logits_soft_cap is not None:
+        raise NotApplicable("a soft cap is meant")
+    given = audit.problem(heads=4, kv_heads=2, size=8**-0.25)
+    query, key = (audit.positioned(np.asarray(x, np.float64)) for x in (given.query, given.key))
+    seen = np.broadcast_to(audit.seen(8, 8), (2, 4, 8, 8))
+    one = fit(audit.read_weights(given.query, given.key), reference.scores(query, key), seen)
+    if one.misfit > EXPLAINED:
+        yield own.fault(
+            f"With 2 key heads no scale times q·k explains the weights of 4 heads: {one.misfit:.0%} is left over.",
+            "Query head n reads key head n // (N / K).",
+            link="heads",
+        )
+    elif np.abs(one.slope / audit.scale(8) - 1).max() > 0.01:
+        yield own.fault(
+            f"With 2 key heads for 4 heads the scale is {np.median(one.slope):.4g}, where it is {audit.scale(8):.4g} "
+            "with as many of both.",
+            "Take the head width from the last axis, not as a width divided by a number of heads.",
+        )
+
+
+@check("many positions", "positions", after=("scale of the scores", "order of the keys"))
+def many_positions(audit: Audit, own: Registered) -> Iterator[Finding]:
+    """Positions of some hundreds are told apart."""
+    if audit.expected.positions is None:
+        raise NotApplicable("no positions are meant")
+    if (off := audit.error(audit.problem(length=600, heads=1, batch=1))) > 10 * TOLERANCE:
+        yield own.fault(
+            f"With 600 tokens the output is off by {off:.2g}, with 8 it is not.",
+            "Positions and angles in float32, positions as integers: bfloat16 counts to 256.",
+        )
+
+
+CHECKS = (rows_sum, sees, scale, order, row_constants, grouped_scale, many_positions)

@@ -2,12 +2,13 @@
 
 Command: python -m experiments.benchmarks.planted_faults
          python -m experiments.benchmarks.planted_faults --subjects=models --only=heads
-Time: functions 2 min, models 12 min on two cores.
+Time: functions 3 min, models 15 min on two cores.
 
-Attention functions with one planted fault each, those written with the audit and those written after it, and healthy
-functions: ours, `jax.nn`, textbook forms. A fault counts as named if the first fault of the report is at its link. What
-the held-out ones gave when they were first measured stands beside what they give now: since then the audit has been
-changed for some of them, so that only new ones can be held out again.
+Attention functions with one planted fault each, those written with the audit, those written after it, and those of
+somebody who had not seen the checks; and healthy functions: ours, `jax.nn`, textbook forms, unusual ones. A fault
+counts as named if the first fault of the report is at its link. What the held-out and the unseen ones gave when they
+were first measured stands beside what they give now: since then the checks have been changed for some of them, so that
+only new ones can be held out again.
 
 Models with one planted fault each, in an attention function, parameters, a block, a call, or in captured arrays, and
 healthy models: fresh and trained small ones, stock Flax, captures, and the checkpoints that are installed. A fault
@@ -15,7 +16,8 @@ counts as named if the first finding that is more than information is at its lin
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from absl import app, flags
 
@@ -26,8 +28,14 @@ from experiments.benchmarks.planted.held_out import FIRST_MEASURED, HELD_OUT
 from experiments.benchmarks.planted.models import FAULTS as MODELS
 from experiments.benchmarks.planted.models import HEALTHY as HEALTHY_MODELS
 from experiments.benchmarks.planted.models import PlantedModel, checkpoints
+from experiments.benchmarks.planted.unseen import FIRST_MEASURED as UNSEEN_FIRST
+from experiments.benchmarks.planted.unseen import UNSEEN, UNSEEN_HEALTHY
+from experiments.benchmarks.planted.unseen_models import FIRST_MEASURED as UNSEEN_MODELS_FIRST
+from experiments.benchmarks.planted.unseen_models import UNSEEN_HEALTHY_MODELS, UNSEEN_MODELS
 from experiments.command_line import say
 from experiments.progress import Table, show
+
+P = TypeVar("P")
 
 _SUBJECTS = flags.DEFINE_multi_enum("subjects", ["functions", "models"], ["functions", "models"], "what is measured")
 _ONLY = flags.DEFINE_string("only", "", "a part of the names of those that are measured; all by default")
@@ -87,43 +95,51 @@ def main(argv: list[str]) -> None:
 
 def _models() -> None:
     """Of models."""
-    planted = {name: one for name, one in MODELS.items() if _ONLY.value in name}
-    score = measure_models(planted)
-    show(
-        Table("Faults of models named at their link", ("models", "now"), (("written with the diagnosis", str(score)),))
-    )
-    if score.told:
-        missed = score.told.items()
-        rows = tuple((name, ", ".join(planted[name].links), ", ".join(links) or "none") for name, links in missed)
-        show(Table("Missed", ("model", "link", "links told"), rows))
-    healthy = {name: one for name, one in {**HEALTHY_MODELS, **checkpoints()}.items() if _ONLY.value in name}
+    sets = {"written with the diagnosis": MODELS, "unseen": UNSEEN_MODELS}
+    scores = {what: measure_models(_asked(planted)) for what, planted in sets.items()}
+    told = {name: one.links for planted in sets.values() for name, one in planted.items()}
+    _show("models", scores, {"unseen": UNSEEN_MODELS_FIRST}, {name: ", ".join(links) for name, links in told.items()})
+    healthy = _asked({**HEALTHY_MODELS, **UNSEEN_HEALTHY_MODELS, **checkpoints()})
     alarms = [(name, alarm.link, alarm.evidence) for name, one in healthy.items() for alarm in look(one).alarms]
-    say(f"alarms on {len(healthy)} healthy models: {len(alarms)}")
-    if alarms:
-        show(Table("False alarms", ("model", "link", "evidence"), tuple(alarms)))
+    _show_alarms(f"alarms on {len(healthy)} healthy models", alarms)
 
 
 def _functions() -> None:
     """Of attention functions."""
-    sets = {"written with the audit": FAULTS, "held out": HELD_OUT}
-    rows, missed = [], []
-    for what, planted in sets.items():
-        score = measure({name: one for name, one in planted.items() if _ONLY.value in name})
-        first = FIRST_MEASURED if what == "held out" else "–"
-        rows.append((what, str(score), first))
-        missed += [(what, name, planted[name].link, ", ".join(found) or "none") for name, found in score.told.items()]
-    alarms = []
-    healthy = {name: one for name, one in HEALTHY.items() if _ONLY.value in name}
-    for name, (function, expect) in healthy.items():
-        alarms += [
-            (name, finding.link, finding.evidence) for finding in audit_attention(function, expect=expect).faults
-        ]
-    show(Table("Faults named at their link", ("functions", "now", "when first measured"), tuple(rows)))
+    sets = {"written with the audit": FAULTS, "held out": HELD_OUT, "unseen": UNSEEN}
+    scores = {what: measure(_asked(planted)) for what, planted in sets.items()}
+    first = {"held out": FIRST_MEASURED, "unseen": UNSEEN_FIRST}
+    _show("functions", scores, first, {name: one.link for planted in sets.values() for name, one in planted.items()})
+    healthy = _asked({**HEALTHY, **UNSEEN_HEALTHY})
+    alarms = [
+        (name, fault.link, fault.evidence)
+        for name, (function, expect) in healthy.items()
+        for fault in audit_attention(function, expect=expect).faults
+    ]
+    _show_alarms(f"faults told of {len(healthy)} healthy functions", alarms)
+
+
+def _asked(planted: Mapping[str, P]) -> dict[str, P]:
+    """Those that are measured."""
+    return {name: one for name, one in planted.items() if _ONLY.value in name}
+
+
+def _show(subjects: str, scores: Mapping[str, Score], first: Mapping[str, str], links: Mapping[str, str]) -> None:
+    rows = tuple((what, str(score), first.get(what, "–")) for what, score in scores.items())
+    show(Table("Faults named at their link", (subjects, "now", "when first measured"), rows))
+    missed = tuple(
+        (what, name, links[name], ", ".join(found) or "none")
+        for what, score in scores.items()
+        for name, found in score.told.items()
+    )
     if missed:
-        show(Table("Missed", ("functions", "fault", "link", "links told"), tuple(missed)))
-    say(f"faults told of {len(healthy)} healthy functions: {len(alarms)}")
+        show(Table("Missed", (subjects, "fault", "link", "links told"), missed))
+
+
+def _show_alarms(what: str, alarms: Sequence[tuple[str, str, str]]) -> None:
+    say(f"{what}: {len(alarms)}")
     if alarms:
-        show(Table("False alarms", ("function", "link", "evidence"), tuple(alarms)))
+        show(Table("False alarms", ("subject", "link", "evidence"), tuple(alarms)))
 
 
 if __name__ == "__main__":

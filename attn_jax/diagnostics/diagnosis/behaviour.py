@@ -60,7 +60,7 @@ def examine(calls: Calls) -> Iterator[Finding]:
     leaks = list(_future(calls, base, size))
     yield from leaks
     if calls.takes_lengths and not calls.causal:  # what looks back only does not see what follows
-        yield from _padding(calls, size)
+        yield from _padding(calls, base, size)
     if not leaks:
         yield from _order(calls, base, size)
         yield from _decoding(calls, base, size)
@@ -89,18 +89,28 @@ def _future(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
     yield finding("future", evidence, severity="serious", value=float(moved.max()), limit=OFF)
 
 
-def _padding(calls: Calls, size: float) -> Iterator[Finding]:
-    """A padded sequence against the sequence alone, and against itself with other padding."""
+def _padding(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
+    """Padded items against their tokens alone, and against themselves with other padding; one item in turn is whole."""
     items, length = calls.token_ids.shape
     kept = length - length // 3
-    lengths = np.full(items, kept)
-    padded = calls.run(calls.token_ids, lengths)[:, :kept]
     alone = calls.run(calls.token_ids[:, :kept], None)
     other = np.concatenate([calls.token_ids[:, :kept], calls.others[:, kept:]], axis=1)
-    moved = {
-        "are off from those of the tokens alone": float(np.abs(padded - alone).max()) / size,
-        "move when the padding changes": float(np.abs(calls.run(other, lengths)[:, :kept] - padded).max()) / size,
-    }
+    moved: dict[str, float] = {}
+
+    def note(says: str, off: Array) -> None:
+        moved[says] = max(moved.get(says, 0.0), float(np.abs(off).max(initial=0.0)) / size)
+
+    for whole in (None, 0, items - 1):
+        lengths = np.full(items, kept)
+        if whole is not None:
+            lengths[whole] = length
+        short = lengths == kept
+        padded = calls.run(calls.token_ids, lengths)
+        note("are off from those of the tokens alone", (padded[:, :kept] - alone)[short])
+        changed = np.where(short[:, None], other, calls.token_ids)
+        note("move when the padding changes", (calls.run(changed, lengths) - padded)[short, :kept])
+        if whole is not None:
+            note("of one item change those of another that has none", padded[whole] - base[whole])
     says, worst = max(moved.items(), key=lambda item: item[1])
     if worst > OFF:
         evidence = f"Outputs of {kept} tokens with {length - kept} of padding {says}, by {worst:.2g} of the largest."

@@ -1,6 +1,7 @@
 """Everything that can be looked at in a transformer of `attn_jax.nn`: its layers, blocks, calls, weights, gradients."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ MOST_LOGITS = 5 * 10**7  # that are made at once for a loss
 EIGHTHS, LEAST = 8, 64  # parts of a sequence, and tokens in each, for a loss by position
 ALWAYS = ("two_calls", "outputs")  # what calls show whatever else is wrong
 ACTS = 1e-4  # of the logits, what positions change at least
+TEMPERATURE = 8.0  # or its inverse: beyond it a learned temperature is told of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,7 @@ def examine(model: Any, token_ids: Any, lengths: Any, limits: Limits) -> Iterato
         few, others = few[:, : config.max_length], others[:, : config.max_length]
     found: list[Finding] = []
     if attends(model):
-        for part in (_layers, _no_positions):
+        for part in (_layers, _no_positions, _temperatures):
             try:
                 found += part(model, few, limits)
             except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
@@ -203,6 +205,23 @@ def _no_positions(model: Any, few: Any, limits: Limits) -> Iterator[Finding]:
     said = "the configuration has none" if meant is None else f"the configuration says {meant}"
     evidence = f"Scores of one token at {few.shape[1]} places are all alike in every layer; {said}."
     yield finding("no_positions", evidence, severity=severity, value=0.0, limit=ACTS)
+
+
+def _temperatures(model: Any, few: Any, limits: Limits) -> Iterator[Finding]:
+    """Learned temperatures that soften or sharpen the softmax many times over."""
+    del few, limits
+    if not model.config.learned_temperature:
+        return
+    logs = np.stack([np.asarray(model.layer(n).attention.log_temperature[...]) for n in range(model.config.num_layers)])
+    far = np.argwhere(np.abs(logs) > math.log(TEMPERATURE))
+    if not len(far):
+        return
+    layers, heads = tuple(dict.fromkeys(int(n) for n, _ in far)), tuple((int(n), int(head)) for n, head in far)
+    worst = float(np.exp(logs.flat[np.abs(logs).argmax()]))
+    evidence = f"Logits are divided by temperatures of up to {worst:.3g} ({where(layers, heads)})."
+    yield finding(
+        "temperature", evidence, severity="notice", layers=layers, heads=heads, value=worst, limit=TEMPERATURE
+    )
 
 
 def _loss_by_position(model: Any, token_ids: Any, lengths: Any, limits: Limits) -> Iterator[Finding | tuple[str, str]]:

@@ -64,6 +64,10 @@ WORDS = {
         "Var(q·k) / H at initialisation; a scale that is meant (1/H, or one behind a QK-norm) needs no mend.",
         "divide q·k by √H once.",
     ),
+    "temperature": Words(
+        "scale", OURS, "A temperature was read as its logarithm, or has run away in training.",
+        "what the checkpoint stores, and the temperature over training.", "take the logarithm; bound it.",
+    ),
     "uniform_entropy": Words(
         "projections", f"{OURS}; a small sd alone is no fault", "Queries and keys are small.",
         "the norms of q and k, and the effective scale.", "initialisation, scale, one normaliser fewer.",

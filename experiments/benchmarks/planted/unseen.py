@@ -336,6 +336,8 @@ def centred_keys(query: Array, key: Array, value: Array) -> Array:
     return attention(q, k - k.mean(axis=1, keepdims=True), v).astype(query.dtype)
 
 
+FIRST_MEASURED = "12 of 24, 50%"  # before the audit was changed for some of them
+
 UNSEEN_HEALTHY: Mapping[str, tuple[Function, Expectation]] = {
     "one key after another, causal": (online, CAUSAL),
     "head by head, in logarithms": (head_by_head, STANDARD),

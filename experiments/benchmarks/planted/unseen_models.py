@@ -226,6 +226,8 @@ UNSEEN_MODELS: Mapping[str, PlantedModel] = {
     ),
 }
 
+FIRST_MEASURED = "8 of 12, 67%"  # before the diagnosis was changed for some of them
+
 UNSEEN_HEALTHY_MODELS: Mapping[str, PlantedModel] = {
     "scale in the weights": PlantedModel(scale_in_weights, (), TOKENS, LENGTHS),
     "windows by turns, sinks, cap, norms on both sides": PlantedModel(

@@ -80,6 +80,14 @@ FAULTY = {
         calls(lambda t, n: encoder(t, n, read_padding=True), causal=False, takes_lengths=True), "padding", "mask", "serious",
         "Outputs of 8 tokens with 4 of padding",
     ),
+    "lengths sorted, the longest first": (
+        calls(lambda t, n: encoder(t, None if n is None else -np.sort(-n)), causal=False, takes_lengths=True), "padding", "mask", "serious",
+        "of padding",
+    ),
+    "lengths sorted, the shortest first": (
+        calls(lambda t, n: encoder(t, None if n is None else np.sort(n)), causal=False, takes_lengths=True), "padding", "mask", "serious",
+        "of padding",
+    ),
     "no order": (calls(lambda t, n: encoder(t, places=False), causal=False), "order", "positions", "serious", "In another order"),
     "no order that was meant": (
         calls(lambda t, n: encoder(t, places=False), causal=False, meant_to_order=False), "order", "positions", "notice", "In another order",

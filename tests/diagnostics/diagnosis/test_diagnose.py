@@ -65,6 +65,16 @@ def test_a_fault_in_the_parameters_is_named_first(name, change, link):
     assert links(diagnose(edited(name, change), TOKENS))[0] == link
 
 
+def test_a_temperature_that_softens_everything_is_a_matter_of_scale():
+    model = decoder(learned_temperature=True)
+    own = model.layers.attention.log_temperature
+    assert links(diagnose(model, TOKENS)) == []
+    own[...] = own[...].at[1, 2].set(3.0)
+    (found,) = (x for x in diagnose(model, TOKENS).findings if x.severity != "information")
+    assert (found.signal, found.link, found.severity, found.heads) == ("temperature", "scale", "notice", ((1, 2),))
+    assert "20.1" in found.evidence
+
+
 def test_the_function_that_is_really_called_is_judged():
     """The configuration says 1/√H and the function does without: attention that small logits do not show."""
     model = decoder(attention_fn=functools.partial(dot_product_attention, scale=1.0))

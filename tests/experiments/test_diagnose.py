@@ -116,7 +116,8 @@ def test_claims_name_their_scope(result):
 
 
 def test_tables_and_figure(result):
-    layers, controls, losses = result.tables
+    findings, layers, controls, losses = result.tables
+    assert findings.title.endswith("findings, the worst first")
     assert len(layers.rows) == llama_files.LAYERS
     assert controls.rows[0][0] == "model"
     assert len(losses.rows) == 1
@@ -131,7 +132,8 @@ def test_logits_that_are_not_finite_are_reported_with_layer_and_head(folder):
         model=(str(folder / "broken.gguf"),), text_file=str(folder / "text.txt"), max_tokens=24, documents=2
     )
     result = diagnose.run(config)
-    broken = result.tables[0]
+    findings, broken = result.tables[:2]
+    assert findings.rows[0][0] == "serious"
     assert broken.title.startswith("NOT FINITE")
     assert [row[:2] for row in broken.rows] == [("1", "1")]
     entropy = cube(result.measurements, *config.model, "model", "normalized_entropy")

@@ -54,6 +54,10 @@ def test_a_new_run_takes_the_place_of_the_old_one(results, tmp_path):
     for _ in range(2):
         assert ledger.main(["ledger", f"--results={results}", f"--out={out}"]) == 0
     assert list(ledger.load(out)) == [NAME]
+    page = (out / "README.md").read_text("utf-8")
+    (out / "README.md").unlink()
+    assert ledger.main(["ledger", f"--results={out}", f"--out={out}"]) == 0  # the page alone
+    assert (out / "README.md").read_text("utf-8") == page
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def window(audit: Audit, own: Registered) -> Iterator[Finding]:
                 "Both ends are included; without causality the right side is bounded too.",
             )
             return
-    if (off := audit.error(audit.problem(**MANY), local_window_size=(20, 5))) > OFF:
+    if (off := audit.error(audit.problem(**MANY), local_window_size=(2, 1))) > OFF:
         yield own.fault(
             f"With a window and 197 tokens the output is off by {off:.2g}.",
             "Does each block of queries, or of keys, know where it begins?",

@@ -3,7 +3,7 @@
 Claims: D1, D6 (of up to three checkpoints).
 Command: python -m experiments.diagnose --model=smollm2 --text_file=README.md --max_tokens=512
          python -m experiments.diagnose --capture=captured.npz
-Time: smoke 20 s, quick 58 s, 142 s with Gemma 3, full about 10 min on two cores.
+Time: smoke 20 s, quick 80 s, 180 s with Gemma 3, full about 10 min on two cores.
 
 Every head of every layer on documents of real text, next to three controls: the same architecture at random weights,
 the same tokens shuffled, and the same documents with another first token. Of decoders also the loss where attention

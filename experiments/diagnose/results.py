@@ -115,10 +115,11 @@ def records(config: DiagnoseConfig, measurements: pd.DataFrame) -> Mapping[str, 
     told = {}
     for name in names(measurements):
         own = measurements.query("checkpoint == @name and arm == 'findings'")
-        findings = own.query("measure == 'finding'").sort_values("rank")
+        findings = own.query("measure == 'finding'")
+        findings = findings.sort_values("rank") if len(findings) else findings  # without any there are no ranks
         told[name] = {
             "findings": [_record(row) for _, row in findings.iterrows()],
-            "skipped": own.query("measure == 'skipped'")[["signal", "evidence"]].to_numpy().tolist(),
+            "skipped": own.query("measure == 'skipped'").reindex(columns=["signal", "evidence"]).to_numpy().tolist(),
         }
     return {"findings.json": told}
 

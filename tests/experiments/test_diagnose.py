@@ -243,6 +243,16 @@ def captured(path, *, scale=0.25):
     return path
 
 
+def test_captured_arrays_in_which_nothing_is_found(tmp_path):
+    rng = np.random.default_rng(0)
+    wide = {f"layers.0.{name}": rng.standard_normal((1, 32, 2, 64)) for name in ("query", "key", "value")}
+    np.savez(tmp_path / "captured.npz", **wide)
+    with pytest.raises(SystemExit, match="0"):
+        harness.main(EXPERIMENT, ["diagnose", f"--capture={tmp_path / 'captured.npz'}", f"--out={tmp_path / 'out'}"])
+    told = json.loads((tmp_path / "out" / "findings.json").read_text())
+    assert told == {"captured.npz": {"findings": [], "skipped": []}}
+
+
 def test_captured_arrays_are_diagnosed_from_the_command_line(tmp_path, capsys):
     path = captured(tmp_path / "captured.npz", scale=1.0)
     with pytest.raises(SystemExit) as status:

@@ -213,7 +213,7 @@ def _run(ring: Ring, mechanism: _Mechanism, steps: _Steps, initial: LinearState 
     """Fills up the sequence until all stretches are equal; the steps that are added do not count."""
     *batch, queries, _, _ = steps.query.shape
     keys = steps.key.shape[-3]
-    all_queries, all_keys = (ring.devices * -(-length // ring.devices) for length in (queries, keys))
+    all_queries, all_keys = (ring.devices * max(-(-length // ring.devices), 1) for length in (queries, keys))
     if all_keys != keys and steps.counted is None:
         steps = steps._replace(counted=jnp.ones((*batch, keys), bool))
     letters = _letters(steps, len(batch))

@@ -157,3 +157,11 @@ def test_bad_input(message, options):
     arrays = cast(draw(0, geometry), np.float32)
     with pytest.raises(ValueError, match=message):
         ring_recurrence(**arrays, **on_mesh(data=2, heads=2, sequence=2) | options)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_an_empty_sequence_has_no_output_and_an_empty_state(is_causal):
+    x = jnp.zeros((2, 0, 2, 4))
+    output, state = ring_linear_attention(x, x, x, **on_mesh(sequence=4), is_causal=is_causal, return_state=True)
+    assert output.shape == (2, 0, 2, 4)
+    assert not np.asarray(state.memory).any()

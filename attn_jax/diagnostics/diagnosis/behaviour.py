@@ -28,6 +28,7 @@ class Calls:
         takes_lengths: whether lengths may be given.
         meant_to_order: whether it is meant to have positions; None: not known.
         decode: the outputs of `token_ids` in two pieces with a cache; None: it cannot.
+        rounding: of the dtype that it computes in.
     """
 
     run: Callable[[Array, Array | None], Array]
@@ -37,6 +38,12 @@ class Calls:
     takes_lengths: bool
     meant_to_order: bool | None
     decode: Callable[[Array], Array] | None = None
+    rounding: float = 0.0
+
+    @property
+    def off(self) -> float:
+        """By how much outputs must move to be other ones: in half precision sums in another order move them more."""
+        return max(OFF, 8 * self.rounding)
 
 
 def examine(calls: Calls) -> Iterator[Finding]:
@@ -53,9 +60,9 @@ def examine(calls: Calls) -> Iterator[Finding]:
         yield finding("two_calls", evidence, severity="serious", value=moved, limit=LIKE)
         return
     mixed = np.concatenate([calls.token_ids[:1], calls.others[1:]])
-    if (moved := float(np.abs(calls.run(mixed, None)[0] - base[0]).max()) / size) > OFF:
+    if (moved := float(np.abs(calls.run(mixed, None)[0] - base[0]).max()) / size) > calls.off:
         evidence = f"Item 0 moves by {moved:.2g} of the largest output when the others change."
-        yield finding("batch_items", evidence, severity="serious", value=moved, limit=OFF)
+        yield finding("batch_items", evidence, severity="serious", value=moved, limit=calls.off)
         return
     leaks = list(_future(calls, base, size))
     yield from leaks
@@ -74,19 +81,21 @@ def _future(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
     at = length // 2
     changed = np.concatenate([calls.token_ids[:, :at], calls.others[:, at:]], axis=1)
     moved = np.abs(calls.run(changed, None) - base).reshape(*base.shape[:2], -1).max(axis=(0, 2))[:at] / size
-    rows = np.flatnonzero(moved > OFF)
+    rows = np.flatnonzero(moved > calls.off)
     if not rows.size:
         return
     if calls.causal is None:  # an encoder sees all: of those that see a little ahead only the nearest move
         last = np.concatenate([calls.token_ids[:, :-1], calls.others[:, -1:]], axis=1)
-        reached = np.abs(calls.run(last, None) - base).reshape(*base.shape[:2], -1).max(axis=(0, 2))[:-1] / size > OFF
+        reached = (
+            np.abs(calls.run(last, None) - base).reshape(*base.shape[:2], -1).max(axis=(0, 2))[:-1] / size > calls.off
+        )
         if reached.mean() > 0.5 or reached[: length // 4].any():
             return
     evidence = (
         f"When tokens from {at} on change, outputs {rows[0]} to {rows[-1]} before them move, by up to "
         f"{moved.max():.2g} of the largest output."
     )
-    yield finding("future", evidence, severity="serious", value=float(moved.max()), limit=OFF)
+    yield finding("future", evidence, severity="serious", value=float(moved.max()), limit=calls.off)
 
 
 def _padding(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
@@ -112,29 +121,29 @@ def _padding(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
         if whole is not None:
             note("of one item change those of another that has none", padded[whole] - base[whole])
     says, worst = max(moved.items(), key=lambda item: item[1])
-    if worst > OFF:
+    if worst > calls.off:
         evidence = f"Outputs of {kept} tokens with {length - kept} of padding {says}, by {worst:.2g} of the largest."
-        yield finding("padding", evidence, severity="serious", value=worst, limit=OFF)
+        yield finding("padding", evidence, severity="serious", value=worst, limit=calls.off)
 
 
 def _order(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
     """Whether an encoder's outputs only follow their tokens into another order."""
     changed = np.concatenate([calls.token_ids[:, :-1], calls.others[:, -1:]], axis=1)
-    if float(np.abs(calls.run(changed, None) - base)[:, :-1].max()) / size < OFF:
+    if float(np.abs(calls.run(changed, None) - base)[:, :-1].max()) / size < calls.off:
         return  # nothing is read from other tokens, or from earlier ones only
     turned = np.random.default_rng(7).permutation(base.shape[1])
     moved = float(np.abs(calls.run(calls.token_ids[:, turned], None) - base[:, turned]).max()) / size
-    if moved < OFF:
+    if moved < calls.off:
         severity = "serious" if calls.meant_to_order else "notice"
         evidence = f"In another order tokens have the same outputs, to {moved:.1g} of the largest."
-        yield finding("order", evidence, severity=severity, value=moved, limit=OFF)
+        yield finding("order", evidence, severity=severity, value=moved, limit=calls.off)
 
 
 def _decoding(calls: Calls, base: Array, size: float) -> Iterator[Finding]:
     if calls.decode is None:
         return
     off = np.abs(calls.decode(calls.token_ids) - base).reshape(*base.shape[:2], -1).max(axis=(0, 2)) / size
-    rows = np.flatnonzero(off > OFF)
+    rows = np.flatnonzero(off > calls.off)
     if rows.size:
         evidence = f"With a cache, outputs {rows[0]} to {rows[-1]} are off by up to {off.max():.2g} of the largest."
-        yield finding("decoding", evidence, severity="serious", value=float(off.max()), limit=OFF)
+        yield finding("decoding", evidence, severity="serious", value=float(off.max()), limit=calls.off)

@@ -121,7 +121,7 @@ def _rank(measures: Measures, limits: Limits) -> Iterator[Finding]:
     if limits.score_rank is None:
         return
     most = np.minimum(measures["head_width"], measures["key_slots"] - 1)[:, None]
-    share = np.where(most > FEW, measures["score_rank"] / most, np.nan)
+    share = np.where(most > FEW, measures["score_rank"] / np.maximum(most, 1), np.nan)
     low = share < limits.score_rank
     low &= (low.mean(axis=1) >= HALF)[:, None]
     if low.any():

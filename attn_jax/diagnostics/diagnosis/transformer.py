@@ -96,6 +96,7 @@ def examine(model: Any, token_ids: Any, lengths: Any, limits: Limits) -> Iterato
         takes_lengths=not explained,
         meant_to_order=config.positions is not None and "no_positions" not in {one.signal for one in found},
         decode=_decoder(model) if config.causal and not explained else None,
+        rounding=float(jnp.finfo(config.dtype or config.param_dtype).eps),
     )
     try:
         seen = list(behaviour.examine(calls))

@@ -75,6 +75,18 @@ def test_a_temperature_that_softens_everything_is_a_matter_of_scale():
     assert "20.1" in found.evidence
 
 
+@pytest.mark.parametrize("changes", [{"param_dtype": "bfloat16"}, {"dtype": "bfloat16"}, {"dtype": "float16"}])
+def test_rounding_is_no_alarm(changes):
+    diagnosis = diagnose(decoder(**changes), TOKENS)
+    assert diagnosis.ok, str(diagnosis)
+
+
+def test_one_token_and_ids_that_are_none():
+    assert diagnose(decoder(), TOKENS[:, :1]).ok
+    with pytest.raises(ValueError, match=r"token_ids must lie in 0\.\.\d+, got values in"):
+        diagnose(decoder(), np.full((1, 8), 10_000))
+
+
 def test_the_function_that_is_really_called_is_judged():
     """The configuration says 1/√H and the function does without: attention that small logits do not show."""
     model = decoder(attention_fn=functools.partial(dot_product_attention, scale=1.0))

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The command line. Wrong flags end with one line and status 2, and nothing is written."""
     try:
         status = command_line.run(_main, argv)
-    except Exception:
+    except Exception:  # whatever it was: the others must not wait for this process
         if not jax.distributed.is_initialized():
             raise
         traceback.print_exc()

@@ -85,7 +85,7 @@ def diagnose(
     tokens, counts = _tokens(token_ids, lengths)
     config = getattr(model, "config", None)
     name = name or str(getattr(subject, "source", "") or type(model).__name__)
-    if hasattr(config, "layer_attention"):
+    if config is not None and hasattr(config, "layer_attention"):
         counted = np.arange(tokens.shape[1]) < (tokens.shape[1] if counts is None else counts[:, None])
         checks.within("token_ids", np.where(counted, tokens, 0), 0, config.vocabulary_size - 1)
         measures = {}

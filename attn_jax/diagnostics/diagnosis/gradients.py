@@ -48,7 +48,7 @@ def examine(model: Any, token_ids: Array, limits: Limits) -> Iterator[Finding | 
 
     try:
         value, gradient = differentiated(params)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:  # JAX's and kernels' words for it
         yield "gradients", f"the model cannot be differentiated ({type(error).__name__})"
         return
     if not np.isfinite(value):

@@ -80,7 +80,7 @@ def examine(model: Any, token_ids: Any, lengths: Any, limits: Limits) -> Iterato
         for part in (_layers, _no_positions, _temperatures):
             try:
                 found += part(model, few, limits)
-            except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
+            except (ValueError, TypeError, AttributeError, NotImplementedError) as error:  # of parts that are not ours
                 yield part.__name__.strip("_"), _line(error)
     else:
         yield "layers", "some have another mixer than attention"
@@ -100,7 +100,7 @@ def examine(model: Any, token_ids: Any, lengths: Any, limits: Limits) -> Iterato
     )
     try:
         seen = list(behaviour.examine(calls))
-    except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
+    except (ValueError, TypeError, AttributeError, NotImplementedError) as error:  # of parts that are not ours
         yield "calls", _line(error)
         seen = []
     # What a wrong function, projection or position explains is not told of again.

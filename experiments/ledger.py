@@ -10,6 +10,7 @@ whether there are any.
 
 import dataclasses
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from experiments.verdicts import VERDICTS
 
 KEPT = ("config.json", "claims.json", "summary.json", "figure.png")
 PAGE = "README.md"
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,16 @@ def claim(runs: dict[str, Run], claim_id: str) -> dict[str, Any]:
             if entry["claim"] == claim_id:
                 return dict(entry)
     raise KeyError(claim_id)
+
+
+def numbers(runs: dict[str, Run], claim_id: str) -> list[float]:
+    """Every number that is kept of one claim: its evidence, what its verdict and scope say, the tables of its run."""
+    entry = claim(runs, claim_id)
+    (tables,) = [run.tables for run in runs.values() if any(c["claim"] == claim_id for c in run.claims)]
+    values = [x for e in entry["evidence"] for x in (e["value"], *e["interval"], e["count"])]
+    texts = [entry["because"], entry["scope"], *(cell for table in tables for row in table["rows"] for cell in row)]
+    spelled = [found.replace(",", "") for text in texts for found in NUMBER.findall(str(text))]
+    return [float(x) for x in (*values, *spelled) if x is not None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,9 @@ from attn_jax.diagnostics import (
     HeadSummary,
     Limits,
     LimitsError,
+    attention_statistics,
     diagnose,
+    entropy_lower_bound,
     read_captures,
     summarize_heads,
 )
@@ -157,19 +159,42 @@ def summarize(config: DiagnoseConfig, name: str, arm: str, document: int) -> lis
     elif arm == "other_first_token":
         others = np.setdiff1d(np.arange(model.config.vocabulary_size), token_ids[:1])
         token_ids = np.concatenate([[rng.choice(others)], token_ids[1:]]).astype(np.int32)
-    summary = _summary(model, token_ids)
     rows = []
-    for field in dataclasses.fields(HeadSummary):
-        values = np.asarray(getattr(summary, field.name), np.float64)  # [L, N]
+    for measure, measured in _measures(model, token_ids).items():
+        values = np.asarray(measured, np.float64)  # [L, N]
         for layer, head in np.ndindex(values.shape):
             at = {"checkpoint": name, "arm": arm, "document": document, "layer": layer, "head": head}
-            rows.append({**at, "measure": field.name, "value": float(values[layer, head])})
+            rows.append({**at, "measure": measure, "value": float(values[layer, head])})
     return rows
 
 
 @jax.jit
-def _summary(model: Transformer, token_ids: Array) -> HeadSummary:
-    return model(token_ids, observe=summarize_heads)[1]  # under jit, so that nobody computes the logits
+def _measures(model: Transformer, token_ids: Array) -> dict[str, Float[Array, "l n"]]:
+    def observe(query: Array, key: Array, value: Array, **options: Any) -> dict[str, Array]:
+        summary = summarize_heads(query, key, value, **options)
+        fields = {field.name: getattr(summary, field.name) for field in dataclasses.fields(HeadSummary)}
+        return {**fields, **entropy_margins(query, key, **options)}
+
+    return model(token_ids, observe=observe)[1]  # under jit, so that nobody computes the logits
+
+
+def entropy_margins(query: Array, key: Array, **options: Any) -> dict[str, Float[Array, " n"]]:
+    """How far the entropy of rows with a choice lies above the least that their logits allow, in nats: least and mean.
+
+    Zhai et al. 2023, theorem 3.1. Below 0 it would be a fault of the measurement.
+    """
+    fields = ("entropy", "logit_variance", "visible_keys")
+    rows = attention_statistics(query, key, statistics=fields, **options)  # [T, N] each
+    assert rows.entropy is not None
+    assert rows.logit_variance is not None
+    assert rows.visible_keys is not None
+    margin = rows.entropy - entropy_lower_bound(rows.logit_variance, rows.visible_keys)
+    counted = (rows.visible_keys > 1) & jnp.isfinite(margin)
+    mean = jnp.where(counted, margin, 0).sum(axis=-2) / jnp.maximum(counted.sum(axis=-2), 1)
+    return {
+        "entropy_margin_least": jnp.where(counted, margin, jnp.inf).min(axis=-2),
+        "entropy_margin_mean": mean,
+    }
 
 
 def losses(config: DiagnoseConfig, name: str, document: int) -> list[Row]:

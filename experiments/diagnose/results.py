@@ -18,6 +18,7 @@ from experiments.estimates import Estimate
 from experiments.progress import Table
 from experiments.verdicts import Outcome
 
+_ROUNDING = 1e-4  # nats by which an entropy in float32 may lie below its bound
 _ABSENT = Estimate(np.nan, np.nan, np.nan, None)  # of a checkpoint fewer, or of an encoder's loss
 
 
@@ -105,8 +106,7 @@ def tables(config: DiagnoseConfig, measurements: pd.DataFrame) -> list[Table]:
         found.append(_layers_table(measurements, name))
         if CONTROLS[0] in set(measurements["arm"]):
             found.append(_controls_table(measurements, name))
-    losses = _losses_table(measurements)
-    return [*found, losses] if losses.rows else found
+    return [*found, *(table for table in (_bound_table(measurements), _losses_table(measurements)) if table.rows)]
 
 
 def records(config: DiagnoseConfig, measurements: pd.DataFrame) -> Mapping[str, Any]:
@@ -173,6 +173,24 @@ def _broken_table(measurements: pd.DataFrame, name: str) -> Table:
     rows = tuple((str(layer), str(head), f"{counts[layer, head]:.0f}") for layer, head in np.argwhere(counts > 0))
     title = f"NOT FINITE: logits of these heads of {name}, left out of every mean"
     return Table(title, ("layer", "head", "rows"), rows)
+
+
+def _bound_table(measurements: pd.DataFrame) -> Table:
+    """Whether every head keeps the entropy that its logits leave it at least."""
+    rows = []
+    for name in names(measurements):
+        for arm in ("model", CONTROLS[0]):
+            least = cube(measurements, name, arm, "entropy_margin_least")
+            mean = cube(measurements, name, arm, "entropy_margin_mean")
+            if least.size:
+                below = int((least < -_ROUNDING).sum())
+                cells = (f"{below} of {least.size:,}", f"{least.min():.1g}", f"{mean.min():.3g}", f"{mean.mean():.3g}")
+                rows.append((name, arm.replace("_", " "), *cells))
+    columns = (
+        "checkpoint", "arm", "heads below it, over documents", "least above it, nats", "mean of the closest head",
+        "mean",
+    )  # fmt: skip
+    return Table("Entropy above the least that the logits allow (Zhai et al. 2023, theorem 3.1)", columns, tuple(rows))
 
 
 def _losses_table(measurements: pd.DataFrame) -> Table:

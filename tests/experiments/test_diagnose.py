@@ -60,6 +60,25 @@ def test_controls_differ_where_they_should(config, result):
         assert (cube(result.measurements, *config.model, arm, "sink_mass") != first).any()
 
 
+def test_no_head_has_less_entropy_than_its_logits_allow():
+    """Zhai et al. 2023, theorem 3.1, in float64; with two keys the bound is reached."""
+    rng = np.random.default_rng(0)
+    query, key = 2 * rng.normal(size=(2, 9, 3, 4))
+    found = measured.entropy_margins(query.astype(np.float32), key.astype(np.float32), is_causal=True)
+    for head in range(3):
+        margins = []
+        for i in range(1, 9):
+            logits = key[: i + 1, head] @ query[i, head] / 2
+            weights = np.exp(logits - logits.max())
+            weights /= weights.sum()
+            gap = np.linalg.norm(logits - logits.mean()) * np.sqrt((i + 1) / i)
+            others = i * np.exp(-gap)
+            margins.append(-(weights * np.log(weights)).sum() - np.log1p(others) - gap * others / (1 + others))
+        assert np.allclose([margins[0], min(margins)], 0, atol=1e-12)
+        np.testing.assert_allclose(found["entropy_margin_least"][head], 0, atol=1e-5)
+        np.testing.assert_allclose(found["entropy_margin_mean"][head], np.mean(margins), rtol=1e-4)
+
+
 def test_losses_are_those_of_the_tokens_in_sight(config, result):
     """The loss of a window by a dense mask, over the last half; in the whole, the model's own."""
     loaded = models.load(config.model[0])
@@ -116,10 +135,11 @@ def test_claims_name_their_scope(result):
 
 
 def test_tables_and_figure(result):
-    findings, layers, controls, losses = result.tables
+    findings, layers, controls, bound, losses = result.tables
     assert findings.title.endswith("findings, the worst first")
     assert len(layers.rows) == llama_files.LAYERS
     assert controls.rows[0][0] == "model"
+    assert [row[2] for row in bound.rows] == [f"0 of {6 * llama_files.LAYERS * llama_files.N}"] * 2
     assert len(losses.rows) == 1
     assert len(result.figure().axes) == 16  # eight maps and their scales
 

@@ -85,6 +85,17 @@ def runs(config: InstabilityConfig, measurements: pd.DataFrame, arm: str, measur
     return table[measure].to_numpy(np.float64).reshape(len(config.rates), config.seeds, config.looks)
 
 
+def sensitivity(config: InstabilityConfig, measurements: pd.DataFrame, arm: str) -> np.ndarray:
+    """What a wrong learning rate costs in nats, of each seed: Wortsman et al. 2023, section 2.2.
+
+    The mean over the rates of min(loss, loss at the start) less the loss at the best rate; the start is the first look
+    at the lowest rate, and a loss that is not finite costs as much as the start.
+    """
+    loss = runs(config, measurements, arm, "loss")  # [rates, seeds, looks]
+    capped = np.fmin(loss[..., -1], loss[0, :, 0])
+    return capped.mean(axis=0) - capped.min(axis=0)
+
+
 def judge(config: InstabilityConfig, measurements: pd.DataFrame) -> list[Outcome]:
     found = watch(config, measurements)
     leads = {name: found.by_seed(name) for name in SIGNALS}
@@ -184,6 +195,9 @@ def tables(config: InstabilityConfig, measurements: pd.DataFrame) -> list[Table]
         line = math.exp(-found.lines[name] if name == "entropy" else found.lines[name])
         alarmed = (x > found.lines[name]).any(axis=-1)
         signals.append((label, line, float(alarmed.mean()), float((leads > 0).mean()), float(np.median(leads))))
+    costs = [sensitivity(config, measurements, arm) for arm in ARMS]
+    sensitivities = [(arm, str(estimates.mean(cost))) for arm, cost in zip(ARMS, costs, strict=True)]
+    sensitivities.append(("difference", str(estimates.difference(*costs))))
     return [
         Table("Runs", ("arm", "rate", "diverged", "loss", "largest logit", "smallest entropy"), cells(rows)),
         Table(
@@ -191,4 +205,5 @@ def tables(config: InstabilityConfig, measurements: pd.DataFrame) -> list[Table]
             ("signal", "line", "false alarms", "told before", "median lead, steps"),
             cells(signals),
         ),
+        Table("What a wrong learning rate costs (Wortsman et al. 2023, 2.2)", ("arm", "nats"), cells(sensitivities)),
     ]

@@ -10,7 +10,7 @@ from experiments import instability
 from experiments.instability import EXPERIMENT, InstabilityConfig
 from experiments.instability import results as instability_results
 from experiments.instability.config import ARMS, MEASURES
-from experiments.instability.results import SIGNALS, divergence, edge_of, watch
+from experiments.instability.results import SIGNALS, divergence, edge_of, sensitivity, watch
 
 SMOKE = EXPERIMENT.preset("smoke")
 MADE = InstabilityConfig(learning_rates=(0.01, 0.1), steps=80, look=2, seeds=20)  # 40 looks
@@ -110,6 +110,14 @@ def test_the_edge_is_the_lowest_rate_at_which_half_diverge(diverged, edge):
     assert edge_of(np.array(diverged, bool)) == edge
 
 
+def test_a_wrong_rate_costs_no_more_than_learning_nothing():
+    runs, noise = made(normed_diverges=False), 0.01 * np.arange(20) / 20
+    np.testing.assert_allclose(sensitivity(MADE, runs, "plain"), 39 / 80, rtol=1e-12)  # half of what was learned
+    np.testing.assert_allclose(sensitivity(MADE, runs, "qk_norm"), noise / 2, atol=1e-12)
+    runs.loc[(runs.arm == "plain") & (runs.rate == 0.1), "loss"] = np.nan
+    np.testing.assert_allclose(sensitivity(MADE, runs, "plain"), 39 / 80, rtol=1e-12)
+
+
 def test_runs_of_a_seed_begin_alike(result):
     first = result.measurements.query("step == step.min() and rate == 0.01")
     losses = first.pivot_table(index="seed", columns="arm", values="loss")
@@ -132,7 +140,7 @@ def test_all_that_was_asked_for_is_measured_and_drawn(result):
     assert len(result.measurements) == 2 * 2 * 3 * 10
     assert not result.measurements[list(MEASURES)].isna().any(axis=None)
     assert len(result.figure().axes) == 4
-    assert [len(table.rows) for table in result.tables] == [4, 5]
+    assert [len(table.rows) for table in result.tables] == [4, 5, 3]
     (outcome,) = result.claims
     assert "3 independent runs; the rule needs 10" in outcome.because
 

@@ -88,6 +88,16 @@ def test_a_function_of_numpy_arrays_can_be_audited():
     assert "cannot be differentiated" in outcomes["gradients"].note
 
 
+def test_float64_is_not_held_against_a_scale_read_from_float32():
+    def unscaled(*arrays):
+        query, key, value = (np.asarray(x, np.float64) for x in arrays)
+        return plain(query * np.sqrt(query.shape[-1]), key, value)
+
+    report = audit_attention(unscaled)
+    assert {finding.check for finding in report.faults} >= {"scale of the scores"}
+    assert "float64" not in {finding.check for finding in report.findings}
+
+
 def test_what_it_is_given_stays():
     def writes(query, key, value):
         output = plain(query, key, value)

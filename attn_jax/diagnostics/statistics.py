@@ -1,6 +1,7 @@
 """Statistics of each row of attention weights: how sharp it is, where it looks, how large its logits are."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -44,6 +45,13 @@ class AttentionStatistics:
         diagonal_mass: p of the key at the query's own position.
         sink_share: the share of the sink in the denominator; 0 without sinks.
         visible_keys: how many keys the row sees.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import attention_statistics
+    >>> x = jnp.zeros((4, 1, 8))  # equal logits: uniform weights
+    >>> found = attention_statistics(x, x, is_causal=True, statistics=("visible_keys", "mean_distance"))
+    >>> found.visible_keys[:, 0].tolist(), found.mean_distance[:, 0].tolist(), found.entropy
+    ([1, 2, 3, 4], [0.0, 0.5, 1.0, 1.5], None)
     """
 
     logsumexp: _Rows = None
@@ -146,6 +154,13 @@ def attention_with_statistics(
 
     Raises:
         ValueError, TypeError: as `attention_statistics`.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import attention_with_statistics
+    >>> x, value = jnp.zeros((4, 1, 8)), jnp.arange(4.0).reshape(4, 1, 1)
+    >>> output, found = attention_with_statistics(x, x, value, is_causal=True, statistics=("visible_keys",))
+    >>> output[:, 0, 0].tolist(), found.visible_keys[:, 0].tolist()  # the mean of the values so far
+    ([0.0, 0.5, 1.0, 1.5], [1, 2, 3, 4])
     """
     names, options = _names(statistics), only_attention_options("attention_with_statistics", options)
     if value is None:
@@ -194,12 +209,7 @@ def _run(
     """Output (None without values) and statistics, in one pass."""
     chosen = choose_measured(problem, implementation)
     if chosen == "dense":
-        logits = dense.compute_logits(problem)
-        output = None
-        if problem.value is not None:
-            exponentials = dense.exponentiate(logits)
-            output = dense.fetch(problem, logits, exponentials, dense.share(problem, exponentials))
-        measured = {name: getattr(_measure(problem, logits, names), name) for name in names}
+        output, measured = _dense(problem, names)
     else:
         wanted = implementation if isinstance(implementation, Blockwise) else Blockwise()
         needed = dict.fromkeys([*names, *(("entropy", "visible_keys") if "normalized_entropy" in names else ())])
@@ -216,6 +226,17 @@ def _run(
     return output, AttentionStatistics(**{name: measured[name] for name in names})
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _dense(problem: Problem, names: tuple[str, ...]) -> tuple[Array | None, dict[str, Array]]:
+    """Output and statistics of the whole square. `jit` drops what they share and none of them needs."""
+    logits = dense.compute_logits(problem)
+    output = None
+    if problem.value is not None:
+        exponentials = dense.exponentiate(logits)
+        output = dense.fetch(problem, logits, exponentials, dense.share(problem, exponentials))
+    return output, _measure(problem, logits, names)
+
+
 def _normalized(entropy: Array, count: Array) -> Array:
     most = jnp.log(jnp.maximum(count, 2).astype(entropy.dtype))
     return jnp.where(count > 1, entropy / most, (count == 1).astype(entropy.dtype))
@@ -230,8 +251,8 @@ def _names(statistics: Sequence[str]) -> tuple[str, ...]:
     return tuple(statistics)
 
 
-def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> AttentionStatistics:
-    """The fields `names`. What they share is written once; what nobody asks for is not computed under `jit`."""
+def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> dict[str, Array]:
+    """The fields `names`. What they share is written once."""
     values, visible = logits
     exponentials, total, shift, empty = dense.exponentiate(logits)
     shares = dense.share(problem, dense.Exponentials(exponentials, total, shift, empty))
@@ -286,7 +307,7 @@ def _measure(problem: Problem, logits: dense.Logits, names: tuple[str, ...]) -> 
         "sink_share": lambda: shares.sink.squeeze(-1),
         "visible_keys": lambda: count,
     }
-    return AttentionStatistics(**{name: jnp.swapaxes(measures[name](), -1, -2) for name in names})
+    return {name: jnp.swapaxes(measures[name](), -1, -2) for name in names}
 
 
 def _count(visible: Bool[Array, "*b n t s"], shape: tuple[int, ...]) -> Int[Array, "*b n t"]:

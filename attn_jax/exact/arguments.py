@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +39,22 @@ def only_attention_options(function: str, options: AttentionOptions) -> Attentio
     return options
 
 
+_STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dropout:
     """Dropout of weights: the rate and the key that draws it."""
 
-    rate: float
+    rate: float = dataclasses.field(metadata=_STATIC)
     key: Array
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One attention problem in normal form.
+    """One attention problem in normal form, and a pytree of its arrays.
 
     Attributes:
         query, key: `[*B, T, N, H]`, `[*B, S, K, H]`.
@@ -68,14 +73,14 @@ class Problem:
     bias: biases.Bias | None
     mask: masks.Mask | None
     scale: float | Array
-    logits_soft_cap: float | None
+    logits_soft_cap: float | None = dataclasses.field(metadata=_STATIC)
     sinks: Float[Array, " n"] | None
     dropout: Dropout | None
-    precision: jax.lax.PrecisionLike
-    is_causal: bool
-    window: tuple[int, int] | None
+    precision: jax.lax.PrecisionLike = dataclasses.field(metadata=_STATIC)
+    is_causal: bool = dataclasses.field(metadata=_STATIC)
+    window: tuple[int, int] | None = dataclasses.field(metadata=_STATIC)
     square: Square
-    given: frozenset[str]
+    given: frozenset[str] = dataclasses.field(metadata=_STATIC)
 
     @property
     def accumulation_dtype(self) -> jnp.dtype:
@@ -332,7 +337,7 @@ def _scale(scale: float | ArrayLike | None, query: Float[Array, "*b t n h"]) -> 
 
 
 def _precision(precision: jax.lax.PrecisionLike) -> jax.lax.PrecisionLike:
-    """As it is, if the matrix product takes it."""
+    """As it is, if the matrix product takes it; a pair as a tuple, which can be hashed."""
     if precision is not None:
         x = jax.ShapeDtypeStruct((1, 1), jnp.float32)
         try:
@@ -341,7 +346,7 @@ def _precision(precision: jax.lax.PrecisionLike) -> jax.lax.PrecisionLike:
             raise ValueError(
                 f"precision must be None, 'default', 'high', 'highest' or as in jax.lax.dot_general; got {precision!r}"
             ) from error
-    return precision
+    return cast(jax.lax.PrecisionLike, tuple(precision) if isinstance(precision, list) else precision)
 
 
 def _sinks(sinks: ArrayLike, num_heads: int) -> Float[Array, " n"]:

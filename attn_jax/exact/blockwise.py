@@ -14,7 +14,7 @@ Reference: Rabe & Staats 2021; Dao et al. 2022, algorithms 1 and 4.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,13 +77,13 @@ def call_of(
     problem: Problem, blocks: Blocks, statistics: tuple[str, ...] = (), *, kernel: bool = False
 ) -> tuple[Static, Differentiable, Fixed]:
     """A problem as the tile loop takes it: an axis for the query heads of each key/value head."""
-    dropout, precision = problem.dropout, problem.precision
+    dropout = problem.dropout
     number = problem.scale if isinstance(problem.scale, float) else None
     static = Static(
         number,
         problem.logits_soft_cap,
         0.0 if dropout is None else dropout.rate,
-        cast(jax.lax.PrecisionLike, tuple(precision) if isinstance(precision, list) else precision),  # hashable
+        problem.precision,
         blocks,
         statistics,
         kernel,

@@ -49,6 +49,7 @@ class Shares(NamedTuple):
     sink: Float[Array, "*b n t 1"]
 
 
+@jax.jit
 def attention(problem: Problem) -> tuple[Float[Array, "*b t n v"], Float[Array, "*b t n"]]:
     """The output and the log-sum-exp of a problem."""
     logits = compute_logits(problem)
@@ -57,6 +58,7 @@ def attention(problem: Problem) -> tuple[Float[Array, "*b t n v"], Float[Array, 
     return fetch(problem, logits, exponentials, shares), jnp.swapaxes(shares.logsumexp.squeeze(-1), -1, -2)
 
 
+@jax.jit
 def weights(problem: Problem) -> Float[Array, "*b n t s"]:
     """The weights of a problem, before dropout."""
     exponentials = exponentiate(compute_logits(problem))

@@ -11,10 +11,10 @@ from jax.typing import DTypeLike
 
 from attn_jax import biases, checks, masks, scaling
 from attn_jax import positions as position
-from attn_jax.diagnostics.statistics import DEFAULT, attention_with_statistics
 from attn_jax.exact.attention import dot_product_attention
 from attn_jax.exact.cache import KVCache, cached_attention
-from attn_jax.nn import padding, parameters
+from attn_jax.nn import hooks, padding, parameters
+from attn_jax.nn.dropout import dropout_key
 from attn_jax.nn.options import AttentionConfig, fill_sizes
 from attn_jax.nn.parameters import Initializer
 from attn_jax.projections import project_out, project_qkv
@@ -75,6 +75,17 @@ class MultiHeadAttention(nnx.Module):
             has no effect beside the others and is not at its default.
 
     Reference: Vaswani et al. 2017, section 3.2.2; Ainslie et al. 2023 (grouped queries); Henry et al. 2020 (QK-norm).
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from attn_jax.nn import MultiHeadAttention
+    >>> layer = MultiHeadAttention(8, 2, num_kv_heads=1, is_causal=True, rngs=nnx.Rngs(0))
+    >>> x = jax.random.normal(jax.random.key(0), (3, 8))
+    >>> change = layer(x.at[2].set(0)) - layer(x)  # of the last token
+    >>> (abs(change).max(axis=1) > 1e-4).tolist()  # those before do not see it
+    [False, False, True]
+    >>> layer.query_weight.shape, layer.key_weight.shape  # [D, N, H] and [D, K, H]
+    ((8, 2, 4), (8, 1, 4))
     """
 
     def __init__(
@@ -241,22 +252,18 @@ class MultiHeadAttention(nnx.Module):
             "key_value_seq_lengths": key_value_seq_lengths,
         }
         options |= {name: option for name, option in given.items() if option is not None}
-        dropout = self._dropout(deterministic, dropout_rng)
-        extras = ()
-        names = statistics_names(return_statistics)
-        if intervene is not None:
-            if names:
-                raise ValueError("return_statistics describes the attention that intervene replaces: use observe")
-            output = intervene(query, key, value, **options, **dropout)
-            checks.shape("what intervene returns", output, (*query.shape[:-1], value.shape[-1]), "[*B, T, N, V]")
-        elif names:
-            given = {**self._fixed_options(), **options, **dropout}
-            output, statistics = attention_with_statistics(query, key, value, statistics=names, **given)
-            extras += (statistics,)
-        else:
-            output = config.attention_fn(query, key, value, **options, **dropout)
-        if observe is not None:
-            extras += (observe(query, key, value, **options),)
+        dropout_rng = dropout_key(deterministic, dropout_rng, config.dropout_rate)
+        output, *extras = hooks.attend(
+            config.attention_fn,
+            query,
+            key,
+            value,
+            options=options,
+            dropout={} if dropout_rng is None else {"dropout_rate": config.dropout_rate, "dropout_rng": dropout_rng},
+            statistics=hooks.statistics_names(return_statistics),
+            observe=observe,
+            intervene=intervene,
+        )
         output = self._merge(output)
         return (output, *extras) if extras else output
 
@@ -372,32 +379,3 @@ class MultiHeadAttention(nnx.Module):
         return biases.RelativeBuckets(
             self.relative_table[...], bidirectional=not config.is_causal, max_distance=config.relative_max_distance
         )
-
-    def _dropout(self, deterministic: bool, dropout_rng: jax.Array | None) -> dict[str, Any]:
-        rate = self.config.dropout_rate
-        if checks.boolean("deterministic", deterministic) or rate == 0.0:
-            return {}
-        if dropout_rng is None:
-            raise ValueError(f"dropout_rng must be a key where dropout is on (rate {rate}), got None")
-        return {"dropout_rate": rate, "dropout_rng": checks.prng_key("dropout_rng", dropout_rng)}
-
-    def _fixed_options(self) -> dict[str, Any]:
-        """The options bound into `attention_fn`, if it is our attention; the statistics of another are not known."""
-        fixed, function = {}, self.config.attention_fn
-        if isinstance(function, functools.partial) and not function.args:
-            fixed, function = function.keywords, function.func
-        if function is not dot_product_attention:
-            raise ValueError(
-                "return_statistics describes attn_jax.dot_product_attention (or a functools.partial of it), "
-                f"got attention_fn {function!r}: measure its queries and keys by observe"
-            )
-        return dict(fixed)
-
-
-def statistics_names(return_statistics: bool | Collection[str]) -> tuple[str, ...]:
-    """The names asked for by `return_statistics`: none, the default ones, or those named."""
-    if isinstance(return_statistics, str) or not isinstance(return_statistics, (bool, Collection)):
-        raise TypeError(f"return_statistics must be True, False or names of statistics, got {return_statistics!r}")
-    if isinstance(return_statistics, bool):
-        return tuple(DEFAULT) if return_statistics else ()
-    return tuple(return_statistics)

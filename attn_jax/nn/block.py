@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from attn_jax import checks
 from attn_jax.nn import parameters
 from attn_jax.nn.attention import MultiHeadAttention
 from attn_jax.nn.config import TransformerConfig
+from attn_jax.nn.dropout import drop, dropout_key
 from attn_jax.nn.mixers import make_mixer
 from attn_jax.nn.mlp import MLP
 from attn_jax.nn.norms import make_norm, normalize
@@ -37,7 +37,19 @@ class TransformerBlock(nnx.Module):
         kernel_init: initializer of the weights, seen as matrices `[fan in, fan out]`; LeCun by default.
         rngs: the stream `params` draws the weights.
 
+    Raises:
+        TypeError: if `config` is no `TransformerConfig`.
+
     Reference: Vaswani et al. 2017, section 3.1 (post); Xiong et al. 2020 (pre).
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from attn_jax.nn import TransformerBlock, TransformerConfig
+    >>> config = TransformerConfig(vocabulary_size=9, num_layers=1, model_width=8, num_heads=2)
+    >>> block = TransformerBlock(config, kernel_init=jax.nn.initializers.zeros, rngs=nnx.Rngs(0))
+    >>> x = jax.random.normal(jax.random.key(0), (3, 8))
+    >>> bool((block(x) == x).all())  # with weights of 0 both branches add nothing
+    True
     """
 
     def __init__(
@@ -107,8 +119,8 @@ class TransformerBlock(nnx.Module):
         Raises:
             ValueError, TypeError: on a wrong argument; on one that the mixer does not have.
         """
-        dropping = not checks.boolean("deterministic", deterministic) and self.dropout_rate > 0
-        keys = (*split_dropout_key(dropout_rng, self.dropout_rate),) if dropping else (None, None, None)
+        key = dropout_key(deterministic, dropout_rng, self.dropout_rate)
+        keys = (None, None, None) if key is None else tuple(jax.random.split(key, 3))
         if self.mixer is not None:
             attend = functools.partial(self.mixer, lengths=self._mixer_lengths(**options))
         else:
@@ -161,17 +173,3 @@ class TransformerBlock(nnx.Module):
         if after:
             x = normalize(self.mlp_norm, x)
         return x, extras
-
-
-def drop(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """`x / (1 - rate)` where kept, else 0; `x` itself without a key."""
-    if key is None:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, x.shape), x / (1.0 - rate), 0.0)
-
-
-def split_dropout_key(dropout_rng: jax.Array | None, rate: float, count: int = 3) -> jax.Array:
-    """`count` keys of one, or a clear error where there is none."""
-    if dropout_rng is None:
-        raise ValueError(f"dropout_rng must be a key where dropout is on (rate {rate}), got None")
-    return jax.random.split(checks.prng_key("dropout_rng", dropout_rng), count)

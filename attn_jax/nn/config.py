@@ -68,6 +68,15 @@ class TransformerConfig:
     Raises:
         ValueError, TypeError: on a size or choice that is none, sizes or choices that do not go together, or an option
             that has no effect beside the others and is not at its default.
+
+    >>> import dataclasses
+    >>> from attn_jax.nn import TransformerConfig
+    >>> config = TransformerConfig(vocabulary_size=9, num_layers=2, model_width=8, num_heads=2)
+    >>> config.head_width, config.mlp_width, config.positions
+    (4, 32, 'rotary')
+    >>> dataclasses.replace(config, positions="alibi", rotary_base=1e6)
+    Traceback (most recent call last):
+    ValueError: rotary_base has no effect without positions='rotary', got 1000000.0
     """
 
     vocabulary_size: int

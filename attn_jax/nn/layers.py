@@ -45,7 +45,7 @@ def scan_layers(
         them in the order of the layers).
     """
     period = len(kinds)
-    stacks = [layers] if isinstance(layers, TransformerBlock) else list(layers)
+    stacks = stacks_of(layers)
     apart = len(stacks) > 1
     full, rest = divmod(sum(jax.tree.leaves(stack)[0].shape[0] for stack in stacks), period)
 
@@ -91,6 +91,11 @@ def scan_layers(
         )
         outputs = (*joined, *outputs[rest:])
     return x, outputs
+
+
+def stacks_of(layers: TransformerBlock | Sequence[TransformerBlock]) -> list[TransformerBlock]:
+    """The stacks of the layers: one, or where mixers differ one for each place in the period."""
+    return [layers] if isinstance(layers, TransformerBlock) else list(layers)
 
 
 def by_kind(tree: Any, period: int) -> tuple[Any, ...]:

@@ -47,6 +47,13 @@ class MLP(nnx.Module):
         ValueError, TypeError: on a width, kind or activation that is none.
 
     Reference: Shazeer 2020, equation 6 (gated).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn import MLP
+    >>> mlp = MLP(1, 2, kind="plain", activation="relu", kernel_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+    >>> mlp(jnp.array([[-3.0], [3.0]]))[:, 0].tolist()  # with weights of 1, twice relu(x)
+    [0.0, 6.0]
     """
 
     def __init__(

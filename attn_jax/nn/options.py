@@ -60,6 +60,18 @@ class LayerOptions:
     """What one layer of a pattern has of its own; the names are those of `MultiHeadAttention`.
 
     Gemma 3 repeats five layers `LayerOptions(local_window_size=(511, 0))` and one `LayerOptions(rotary_base=1e6)`.
+
+    Attributes:
+        local_window_size: (left, right), both inclusive; an int w is (w, w); None: no window.
+        rotary_base, rotary_scaling: as in `attn_jax.positions.apply_rotary`.
+
+    >>> from attn_jax.nn import LayerOptions, TransformerConfig
+    >>> pattern = (LayerOptions(local_window_size=(2, 0)), LayerOptions(rotary_base=1e6))
+    >>> config = TransformerConfig(
+    ...     vocabulary_size=9, num_layers=4, model_width=8, num_heads=2, layer_pattern=pattern
+    ... )
+    >>> [(one.window, one.rotary_base) for one in config.layer_attention]  # of layers 0 and 2, and of 1 and 3
+    [((2, 0), 10000.0), (None, 1000000.0)]
     """
 
     local_window_size: int | tuple[int, int] | None = None

@@ -11,15 +11,15 @@ from jax.typing import DTypeLike
 
 from attn_jax import checks
 from attn_jax import positions as position
-from attn_jax.exact.cache import KVCache, empty_cache
-from attn_jax.nn import padding, parameters
-from attn_jax.nn.attention import statistics_names
-from attn_jax.nn.block import TransformerBlock, drop, split_dropout_key
+from attn_jax.nn import hooks, inputs, parameters
+from attn_jax.nn.block import TransformerBlock
+from attn_jax.nn.caches import append, check_caches, empty_caches
 from attn_jax.nn.config import TransformerConfig
-from attn_jax.nn.layers import by_kind, in_order, scan_layers
-from attn_jax.nn.mixers import ATTENTION_WORDS, Mixer
+from attn_jax.nn.dropout import drop, dropout_key
+from attn_jax.nn.layers import by_kind, in_order, scan_layers, stacks_of
+from attn_jax.nn.mixers import ATTENTION_WORDS
 from attn_jax.nn.norms import make_norm
-from attn_jax.nn.parameters import Initializer, floating_name
+from attn_jax.nn.parameters import Initializer
 from attn_jax.typing import ArrayLike, Float, Int
 
 
@@ -61,7 +61,22 @@ class Transformer(nnx.Module):
         kernel_init: initializer of the weights, seen as matrices `[fan in, fan out]`; LeCun by default.
         rngs: the stream `params` draws the weights. `nnx.eval_shape` of the constructor draws nothing.
 
+    Raises:
+        TypeError: if `config` is no `TransformerConfig`, or `kernel_init` no function.
+
     Reference: Vaswani et al. 2017; Touvron et al. 2023 (Llama: the defaults); Devlin et al. 2019 (encoder).
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn import Transformer, TransformerConfig
+    >>> config = TransformerConfig(vocabulary_size=9, num_layers=2, model_width=8, num_heads=2)
+    >>> model = Transformer(config, rngs=nnx.Rngs(0))
+    >>> logits, other = model(jnp.array([[3, 1, 4, 1]])), model(jnp.array([[3, 1, 4, 5]]))
+    >>> logits.shape, (abs(logits - other).max(axis=-1) > 1e-4).tolist()  # [B, T, vocabulary]; nobody sees the future
+    ((1, 4, 9), [[False, False, False, True]])
+    >>> model(jnp.array([[3, 1, 4, 9]]))
+    Traceback (most recent call last):
+    ValueError: token_ids must lie in 0..8, got values in 1..9
     """
 
     def __init__(
@@ -152,27 +167,19 @@ class Transformer(nnx.Module):
         Raises:
             ValueError, TypeError: on ids, lengths or positions of a wrong shape, dtype or value; dropout without key.
         """
-        scalings = [layer.rotary_scaling for layer in self.config.layer_attention if layer is not None]
-        dynamic = next((scaling for scaling in scalings if isinstance(scaling, position.DynamicNTK)), None)
-        token_ids, lengths = self._check_tokens(token_ids, lengths, dynamic)
-        positions = self._check_positions(positions, token_ids.shape[:-1], token_ids.shape[-1])
-        token_types = self._check_token_types(token_types, token_ids.shape)
-        dropping = not checks.boolean("deterministic", deterministic) and self.config.dropout_rate > 0
-        keys = split_dropout_key(dropout_rng, self.config.dropout_rate, 2) if dropping else None
-        wanted = statistics_names(return_statistics)
+        config = self.config
+        token_ids, lengths = inputs.check_tokens(config, token_ids, lengths, dynamic=inputs.dynamic_scaling(config))
+        positions = inputs.check_positions(config, positions, token_ids.shape[:-1], token_ids.shape[-1])
+        token_types = inputs.check_token_types(config, token_types, token_ids.shape)
+        key = dropout_key(deterministic, dropout_rng, config.dropout_rate)
+        wanted = hooks.statistics_names(return_statistics)
         self._check_attention(
             return_statistics=wanted or None, observe=observe, intervene=intervene, positions=positions
         )
-        if intervene is None and interventions is not None:
-            raise ValueError("interventions go with intervene, which reads them; got None there")
-        for leaf in jax.tree.leaves(interventions):
-            if jnp.shape(leaf)[:1] != (self.config.num_layers,):
-                raise ValueError(
-                    f"interventions must have leaves [L, ...] with L = {self.config.num_layers}, got {jnp.shape(leaf)}"
-                )
-        observe, intervene = _as_partial("observe", observe), _as_partial("intervene", intervene)
+        hooks.check_interventions(interventions, intervene, config.num_layers)
+        observe, intervene = hooks.as_partial("observe", observe), hooks.as_partial("intervene", intervene)
         outputs = _compute(
-            self, token_ids, token_types, lengths, positions, keys, (intervene, interventions),
+            self, token_ids, token_types, lengths, positions, key, (intervene, interventions),
             statistics=wanted, observe=observe,
         )  # fmt: skip
         return outputs if wanted or observe is not None else outputs[0]
@@ -180,12 +187,9 @@ class Transformer(nnx.Module):
     def layer(self, index: int) -> TransformerBlock:
         """The block of one layer, cut out of its stack."""
         checks.within("index", jnp.asarray(index), 0, self.config.num_layers - 1)
-        if isinstance(self.layers, TransformerBlock):
-            stack, at = self.layers, index
-        else:
-            at, kind = divmod(index, len(self.layers))
-            stack = self.layers[kind]
-        block = jax.tree.map(lambda leaf: leaf[at], stack)
+        stacks = stacks_of(self.layers)
+        at, kind = divmod(index, len(stacks))
+        block = jax.tree.map(lambda leaf: leaf[at], stacks[kind])
         own = self.config.layer_attention[index % len(self.config.layer_attention)]
         if own is not None:
             block.attention.config = own
@@ -208,32 +212,7 @@ class Transformer(nnx.Module):
             A tuple, in the order of `config.layer_pattern` or of the period of `config.mixer`: a `KVCache` for
             attention, the mixer's own state for another.
         """
-        config = self.config
-        batch = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-        capacity = checks.positive_int("capacity", capacity)
-        if config.max_length is not None and capacity > config.max_length:
-            raise ValueError(f"capacity must be at most max_length = {config.max_length}, got {capacity}")
-        dtype = floating_name("dtype", dtype or config.dtype or config.param_dtype)
-        caches = []
-        for kind, attention in enumerate(config.layer_attention):
-            count = len(range(kind, config.num_layers, len(config.layer_attention)))
-            if attention is None:
-                caches.append(self._mixer(kind).empty_state((count, *batch), dtype=dtype))
-                continue
-            window = None if attention.window is None else attention.window[0] + 1
-            window = None if window is None or window >= capacity else window
-            caches.append(
-                empty_cache(
-                    (count, *batch),
-                    window or capacity,
-                    attention.sizes.num_kv_heads,
-                    attention.sizes.head_width,
-                    value_width=attention.sizes.value_width,
-                    dtype=dtype,
-                    window=window,
-                )
-            )
-        return tuple(caches)
+        return empty_caches(self.config, self.layers, batch, capacity, dtype=dtype)
 
     def extend(
         self,
@@ -261,32 +240,10 @@ class Transformer(nnx.Module):
             ValueError, TypeError: as the call of the model; on a full cache that has no room for the tokens. Under
                 `jit`, where that is not seen, they are not stored, nothing stored changes, and `overflowed` is set.
         """
-        token_ids, lengths = self._check_tokens(token_ids, lengths, None)
+        token_ids, lengths = inputs.check_tokens(self.config, token_ids, lengths)
         checks.boolean("last", last)
-        self._check_caches(caches, token_ids.shape[:-1])
-        for cache in caches:
-            if isinstance(cache, KVCache):
-                cache.check_room(token_ids.shape[-1], lengths)
+        check_caches(self.config, self.layers, caches, token_ids, lengths)
         return _extend(self, token_ids, lengths, caches, last=last)
-
-    def _mixer(self, kind: int) -> Mixer[Any]:
-        """The mixers of the layers of a kind that has no attention, stacked."""
-        mixer = (self.layers if isinstance(self.layers, TransformerBlock) else self.layers[kind]).mixer
-        assert mixer is not None
-        return mixer
-
-    def _check_caches(self, caches: Any, batch: tuple[int, ...]) -> None:
-        """Raises unless `caches` are those of `empty_cache` for this batch, by their types and lengths."""
-        kinds = self.config.layer_attention
-        types = [KVCache if own is not None else self._mixer(kind).state_type for kind, own in enumerate(kinds)]
-        if not isinstance(caches, tuple) or [type(cache) for cache in caches] != types:
-            names = " or ".join(dict.fromkeys(one.__name__ for one in types))
-            raise TypeError(
-                f"caches must be a tuple of {len(types)} {names}, as empty_cache makes it, got {type(caches).__name__}"
-            )
-        for kind, cache in enumerate(caches):
-            count = len(range(kind, self.config.num_layers, len(kinds)))
-            checks.shape("caches", cache.lengths, (count, *batch), "[layers, *B]")
 
     def _check_attention(self, **options: Any) -> None:
         """Raises if an option is given that is one of attention, and a layer has another mixer."""
@@ -294,43 +251,6 @@ class Transformer(nnx.Module):
         given = next((name for name, option in options.items() if option is not None), None)
         if other is not None and given is not None:
             raise ValueError(f"{given} belongs to attention, and this model has layers of mixer={other!r}")
-
-    def _check_tokens(
-        self, token_ids: ArrayLike, lengths: ArrayLike | None, dynamic: position.DynamicNTK | None
-    ) -> tuple[jax.Array, jax.Array | None]:
-        token_ids = checks.integer_array("token_ids", token_ids)
-        checks.minimum_rank("token_ids", token_ids, 1, "[*B, T]")
-        batch, length = token_ids.shape[:-1], token_ids.shape[-1]
-        if length == 0:
-            raise ValueError(f"token_ids must hold at least one token, [*B, T]; got shape {token_ids.shape}")
-        if lengths is not None:
-            lengths = padding.check_lengths("lengths", lengths, batch, length, dynamic)
-            token_ids = jnp.where(padding.counts(lengths, length), token_ids, 0)
-        checks.within("token_ids", token_ids, 0, self.config.vocabulary_size - 1)
-        return token_ids, lengths
-
-    def _check_token_types(self, token_types: ArrayLike | None, shape: tuple[int, ...]) -> jax.Array | None:
-        count = self.config.num_token_types
-        if token_types is None:
-            return None
-        if count is None:
-            raise ValueError("token_types go with a config of num_token_types, got None there")
-        token_types = checks.integer_array("token_types", token_types)
-        checks.shape("token_types", token_types, shape, "[*B, T]")
-        checks.within("token_types", token_types, 0, count - 1)
-        return token_types
-
-    def _check_positions(self, positions: ArrayLike | None, batch: tuple[int, ...], length: int) -> jax.Array | None:
-        rows = self.config.max_length
-        if positions is None:
-            if rows is not None and length > rows:
-                raise ValueError(f"token_ids must have T <= max_length = {rows}, got T = {length}")
-            return None
-        positions = checks.integer_array("positions", positions)
-        if positions.shape != (length,):
-            checks.shape("positions", positions, (*batch, length), "[T] or [*B, T]")
-        checks.within("positions", positions, 0, None if rows is None else rows - 1)
-        return positions
 
     def embed(
         self,
@@ -365,14 +285,6 @@ class Transformer(nnx.Module):
         return jnp.einsum(equation, x, matrix, precision=self.config.precision, preferred_element_type=wide)
 
 
-def _as_partial(name: str, function: Callable[..., Any] | None) -> jax.tree_util.Partial | None:
-    """A function as a pytree, which `jit` takes for data: equal functions share the trace."""
-    if function is None or isinstance(function, jax.tree_util.Partial):
-        return function
-    parameters.check_function(name, function)
-    return jax.tree_util.Partial(function)
-
-
 @functools.partial(jax.jit, static_argnames="statistics")
 def _compute(
     model: Transformer,
@@ -380,7 +292,7 @@ def _compute(
     token_types: jax.Array | None,
     lengths: jax.Array | None,
     positions: jax.Array | None,
-    keys: jax.Array | None,
+    key: jax.Array | None,
     intervention: tuple[Callable[..., jax.Array] | None, Any],
     *,
     statistics: tuple[str, ...],
@@ -390,9 +302,10 @@ def _compute(
     config = model.config
     x = model.embed(token_ids, positions, token_types)
     layer_keys = None
-    if keys is not None:
-        x = drop(x, config.dropout_rate, keys[0])
-        layer_keys = jax.random.split(keys[1], config.num_layers)
+    if key is not None:
+        key_of_embeddings, key_of_layers = jax.random.split(key)
+        x = drop(x, config.dropout_rate, key_of_embeddings)
+        layer_keys = jax.random.split(key_of_layers, config.num_layers)
 
     intervene, interventions = intervention
 
@@ -448,10 +361,7 @@ def _extend(
         return output.astype(x.dtype), new
 
     x, new = scan_layers(run, x, model.layers, caches, config.layer_attention, by_index=True)
-    caches = tuple(
-        cache.append(one[0], one[1], lengths) if isinstance(cache, KVCache) else one
-        for cache, one in zip(caches, new, strict=True)
-    )
+    caches = append(caches, new, lengths)
     if last:
         at = jnp.full(token_ids.shape[:-1], length) if lengths is None else lengths
         x = jnp.take_along_axis(x, jnp.where(at == 0, length, at - 1)[..., None, None], axis=-2, mode="fill")

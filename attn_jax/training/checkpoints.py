@@ -50,7 +50,18 @@ OWN = {"key": "seed", "learning_rate": "learning rate"}
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be written, or is not of this run."""
+    """A checkpoint cannot be written, or is not of this run.
+
+    >>> import functools, pathlib
+    >>> from flax import nnx
+    >>> from attn_jax.training import CheckpointError, Checkpoints, OptimizerConfig, init_state
+    >>> state = init_state(functools.partial(nnx.Linear, 2, 2), OptimizerConfig(), learning_rate=0.1)
+    >>> try:
+    ...     Checkpoints(pathlib.Path("nowhere"), run=None).read(5, state)
+    ... except CheckpointError as error:
+    ...     print(error)
+    there is no checkpoint of step 5 in nowhere, nor of any other
+    """
 
 
 class _Damaged(Exception):
@@ -75,6 +86,17 @@ class Checkpoints:
             shapes and the versions of the libraries are compared without being named here. None: of whatever run, for
             who reads and does not continue it.
         keep: how many are kept; at least 2, so that there is one to fall back on.
+
+    >>> import functools, pathlib, tempfile
+    >>> from flax import nnx
+    >>> from attn_jax.training import Checkpoints, OptimizerConfig, init_state
+    >>> state = init_state(functools.partial(nnx.Linear, 2, 2), OptimizerConfig(), learning_rate=0.1)
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     checkpoints = Checkpoints(pathlib.Path(directory), run={"task": "a toy"})
+    ...     checkpoints.save(10, state)
+    ...     restored = checkpoints.restore(state)
+    >>> restored.step, bool((restored.state.params["kernel"] == state.params["kernel"]).all())
+    (10, True)
     """
 
     def __init__(self, directory: pathlib.Path, *, run: Mapping[str, Any] | None, keep: int = 3) -> None:

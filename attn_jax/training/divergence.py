@@ -24,6 +24,18 @@ class Divergence:
         run: which of many; 0 if there is one.
         step: the one that could not be done, counted from 1.
         where: the first thing that is not finite: "layer 1, keys".
+
+    >>> import functools, jax
+    >>> from flax import nnx
+    >>> from attn_jax.training import LoopConfig, OptimizerConfig, init_states, tasks, train
+    >>> one = functools.partial(nnx.Linear, 1, 1, use_bias=False, kernel_init=jax.nn.initializers.ones)
+    >>> optimizer = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=None)
+    >>> states = init_states(one, optimizer, learning_rates=[0.25, 1e30], seeds=[0])
+    >>> def loss(model, batch, *, key):
+    ...     return (model.kernel[...] ** 2).sum(), {}
+    >>> config = LoopConfig(steps=2, steps_per_call=1, evaluate_every=None)
+    >>> train(states, tasks.Copy(), config=config, loss=loss).diverged
+    (Divergence(run=1, step=2, where='the loss'),)
     """
 
     run: int
@@ -32,7 +44,21 @@ class Divergence:
 
 
 class DivergedError(RunError):
-    """A run diverged; `divergence` says where."""
+    """A run diverged; `divergence` says where.
+
+    >>> import functools, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.training import DivergedError, LoopConfig, OptimizerConfig, init_state, tasks, train
+    >>> state = init_state(functools.partial(nnx.Linear, 1, 1), OptimizerConfig(), learning_rate=0.25)
+    >>> def loss(model, batch, *, key):
+    ...     return jnp.log(-1 - model.kernel[...] ** 2).sum(), {}
+    >>> config = LoopConfig(steps=1, steps_per_call=1, evaluate_every=None)
+    >>> try:
+    ...     train(state, tasks.Copy(), config=config, loss=loss)
+    ... except DivergedError as error:
+    ...     print(error)
+    diverged at step 1: not finite from the loss on; there is no checkpoint
+    """
 
     def __init__(self, divergence: Divergence, kept: str) -> None:
         super().__init__(f"diverged at step {divergence.step}: not finite from {divergence.where} on; {kept}")

@@ -57,6 +57,13 @@ class LoopConfig:
 
     Raises:
         ValueError, TypeError: on sizes out of range, or that `steps_per_call` does not divide.
+
+    >>> from attn_jax.training import LoopConfig
+    >>> LoopConfig(steps=25)
+    Traceback (most recent call last):
+    ValueError: steps must be a multiple of steps_per_call = 10, got 25
+    >>> LoopConfig(steps=30).checkpoint_every
+    100
     """
 
     steps: int
@@ -90,6 +97,19 @@ class Trained:
             "divergence", "loss": …, …}; a measured value is a number, or a list of one a run; null is not finite.
             With a monitor also of kind "attention", lists of heads in lists of layers, and "finding".
         diverged: the runs that did, of many.
+
+    >>> import functools, jax
+    >>> from flax import nnx
+    >>> from attn_jax.training import LoopConfig, OptimizerConfig, init_state, tasks, train
+    >>> one = functools.partial(nnx.Linear, 1, 1, use_bias=False, kernel_init=jax.nn.initializers.ones)
+    >>> optimizer = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=None)
+    >>> state = init_state(one, optimizer, learning_rate=0.25)
+    >>> def loss(model, batch, *, key):  # at a rate of 0.25 each step halves w
+    ...     return (model.kernel[...] ** 2).sum(), {}
+    >>> config = LoopConfig(steps=3, steps_per_call=1, evaluate_every=None)
+    >>> trained = train(state, tasks.Copy(), config=config, loss=loss)
+    >>> [row["loss"] for row in trained.rows if row["kind"] == "train"], trained.state.params["kernel"].tolist()
+    ([1.0, 0.25, 0.0625], [[0.125]])
     """
 
     state: TrainState
@@ -131,6 +151,21 @@ def train(
         TypeError: if the model cannot be monitored, or the loss does not let it be.
         ValueError: if `state` has been trained already, the directory holds more steps than `config.steps`, the mesh
             cannot share batches or heads evenly, or several processes have no layout.
+
+    >>> import functools, tempfile, jax
+    >>> from flax import nnx
+    >>> from attn_jax.training import LoopConfig, OptimizerConfig, init_state, tasks, train
+    >>> one = functools.partial(nnx.Linear, 1, 1, use_bias=False, kernel_init=jax.nn.initializers.ones)
+    >>> optimizer = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=None)
+    >>> state = init_state(one, optimizer, learning_rate=0.25)
+    >>> def loss(model, batch, *, key):  # at a rate of 0.25 each step halves w
+    ...     return (model.kernel[...] ** 2).sum(), {}
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     for steps in (2, 4):  # the second call continues the first
+    ...         config = LoopConfig(steps=steps, steps_per_call=1, evaluate_every=None)
+    ...         trained = train(state, tasks.Copy(), config=config, loss=loss, directory=directory)
+    >>> [row["loss"] for row in trained.rows]
+    [1.0, 0.25, 0.0625, 0.015625]
     """
     if (begun := int(jnp.max(state.step))) != 0:
         raise ValueError(f"state must be one before the first step, got one after {begun}: train continues by itself")

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from attn_jax.exact.attention import dot_product_attention
 from attn_jax.nn import Transformer
-from attn_jax.nn.block import TransformerBlock
+from attn_jax.nn.layers import stacks_of
 from attn_jax.parallel.ring import ring_attention
 from attn_jax.training import losses
 from attn_jax.training.tasks import Batch
@@ -37,6 +37,18 @@ def token_loss(
 
     Returns:
         `(nats, {"accuracy": share})`, and as "observed" what the layers observed.
+
+    Raises:
+        ValueError, TypeError: as `losses.cross_entropy`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.training import tasks, token_loss
+    >>> def model(token_ids, *, deterministic, dropout_rng):  # called as a Transformer is
+    ...     return jnp.zeros((*token_ids.shape, 4))
+    >>> batch = tasks.Copy(num_symbols=4, distance=1, length=4).batch(jax.random.key(0), step=0, size=2)
+    >>> nats, measured = token_loss(model, batch, key=None)
+    >>> round(float(nats), 4)  # ln 4: one of four symbols, without a clue
+    1.3863
     """
     options = {} if observe is None else {"observe": observe}  # which not every model takes
     outputs = model(batch.inputs, deterministic=key is None, dropout_rng=key, **options)
@@ -56,6 +68,19 @@ class SpreadLoss:
     Attributes:
         loss: of a model and a batch.
         mesh: of `make_mesh`.
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from attn_jax.nn import Transformer, TransformerConfig
+    >>> from attn_jax.parallel import make_mesh
+    >>> from attn_jax.training import SpreadLoss
+    >>> config = TransformerConfig(vocabulary_size=4, num_layers=1, model_width=8, num_heads=2)
+    >>> model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    >>> def loss(model, batch, *, key):
+    ...     return 0.0, {"attention": model.config.attention_fn}
+    >>> _, found = SpreadLoss(loss, make_mesh(devices=jax.devices()[:1]))(model, None, key=None)
+    >>> found["attention"].func.__name__, model.config.attention_fn.__name__
+    ('ring_attention', 'dot_product_attention')
     """
 
     loss: Callable[..., tuple[Array, Mapping[str, Any]]]
@@ -77,6 +102,6 @@ class SpreadLoss:
                     ring_attention, mesh=self.mesh, axis_name="sequence", batch_axis="data", head_axis="heads"
                 )
                 model.config = dataclasses.replace(model.config, attention_fn=ring)
-            for block in [model.layers] if isinstance(model.layers, TransformerBlock) else model.layers:
+            for block in stacks_of(model.layers):
                 block.mlp.joins_tokens = False
         return self.loss(model, batch, key=key, **({} if observe is None else {"observe": observe}))

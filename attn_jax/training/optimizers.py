@@ -56,6 +56,15 @@ class OptimizerConfig:
         ValueError, TypeError: on a value out of range, or one that the other choices leave without effect.
 
     Reference: Loshchilov and Hutter 2019 (AdamW); Pascanu et al. 2013 (clipping).
+
+    >>> from attn_jax.training import OptimizerConfig
+    >>> from attn_jax.training.optimizers import schedule
+    >>> config = OptimizerConfig(schedule="linear", warmup_steps=3, total_steps=7)
+    >>> [float(schedule(config, step)) for step in range(8)]
+    [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]
+    >>> OptimizerConfig(name="sgd", beta2=0.9)
+    Traceback (most recent call last):
+    ValueError: beta2 has no effect with name='sgd' and schedule='constant', got beta2=0.9
     """
 
     name: str = "adamw"

@@ -20,6 +20,12 @@ class Progress:
         steps: steps in all.
         metrics: of the last step; `[runs]` where there are many.
         tokens_per_second: of training, all runs together; None after the first call, which compiles.
+
+    >>> import numpy as np
+    >>> from attn_jax.training import Console, Progress
+    >>> losses = np.array([2.5, 1.5, np.nan])  # of three runs at once, of which one diverged
+    >>> Console().progress(Progress(step=100, steps=100, metrics={"loss": losses}, tokens_per_second=12345.0))
+    step 100/100  loss 1.5..2.5  12,345 tokens/s
     """
 
     step: int
@@ -74,7 +80,18 @@ class Silent:
 
 
 class Console:
-    """Tells who sits before the terminal, or reads the file that the output goes to."""
+    """Tells who sits before the terminal, or reads the file that the output goes to.
+
+    Args:
+        stream: where it is printed; None: on standard output.
+
+    >>> from attn_jax.training import Console, Progress
+    >>> console = Console()
+    >>> console.note("continuing from step 80")
+    continuing from step 80
+    >>> console.progress(Progress(step=100, steps=100, metrics={"loss": 2.31}, tokens_per_second=12345.0))
+    step 100/100  loss 2.31  12,345 tokens/s
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream

@@ -36,6 +36,17 @@ class RunLog:
 
     Raises:
         RunError: in one line, here and in every method, if the log cannot be read or written.
+
+    >>> import pathlib, tempfile, numpy as np
+    >>> from attn_jax.training import RunLog
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     log = RunLog(pathlib.Path(directory))
+    ...     log.write({"step": step, "kind": "train", "loss": np.float32(1 / step)} for step in (1, 2, 4))
+    ...     log.close()
+    ...     continued = RunLog(pathlib.Path(directory), step=2)  # of a run whose last checkpoint is that of step 2
+    ...     continued.close()
+    >>> continued.rows
+    [{'step': 1, 'kind': 'train', 'loss': 1.0}, {'step': 2, 'kind': 'train', 'loss': 0.5}]
     """
 
     def __init__(self, directory: pathlib.Path | None, *, step: int | None = None) -> None:

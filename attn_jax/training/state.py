@@ -39,6 +39,14 @@ class TrainState:
         learning_rate: the largest one, which the schedule multiplies.
         graphdef: what the model is besides its arrays (static).
         optimizer: what `optimizer_state` belongs to (static).
+
+    >>> import functools, jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, init_state
+    >>> ones = functools.partial(nnx.Linear, 2, 1, kernel_init=jax.nn.initializers.ones)
+    >>> state = init_state(ones, OptimizerConfig(), learning_rate=0.25)
+    >>> int(state.step), float(state.learning_rate), state.model(jnp.array([3.0, 4.0])).tolist()
+    (0, 0.25, [7.0])
     """
 
     params: Any
@@ -79,6 +87,14 @@ def init_state(make_model: MakeModel, optimizer: OptimizerConfig, *, learning_ra
 
     Raises:
         ValueError: if the model has state besides `nnx.Param`, which no step would carry on.
+
+    >>> import functools
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, init_state
+    >>> linear = functools.partial(nnx.Linear, 2, 1)
+    >>> states = [init_state(linear, OptimizerConfig(), learning_rate=0.25, seed=seed) for seed in (0, 1)]
+    >>> [bool((state.params["kernel"] == states[0].params["kernel"]).all()) for state in states]
+    [True, False]
     """
     return take_run(init_states(make_model, optimizer, learning_rates=[learning_rate], seeds=[seed]), 0)
 
@@ -96,6 +112,16 @@ def init_states(
 
     Raises:
         ValueError: if there are none, or the model has state besides `nnx.Param`.
+
+    >>> import functools
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, init_states
+    >>> linear = functools.partial(nnx.Linear, 2, 1)
+    >>> states = init_states(linear, OptimizerConfig(), learning_rates=[0.25, 0.5], seeds=[0, 1])
+    >>> states.learning_rate.tolist(), states.params["kernel"].shape
+    ([0.25, 0.25, 0.5, 0.5], (4, 2, 1))
+    >>> bool((states.params["kernel"][:2] == states.params["kernel"][2:]).all())  # the same seeds
+    True
     """
     if not len(seeds) or not len(learning_rates):
         raise ValueError(f"seeds and learning_rates must not be empty, got {seeds!r} and {learning_rates!r}")
@@ -118,7 +144,27 @@ def init_states(
 
 
 def take_run(states: TrainState, run: int) -> TrainState:
-    """One run of many."""
+    """One run of many.
+
+    Args:
+        states: of `init_states`, or after their training.
+        run: which, from 0 on.
+
+    Raises:
+        ValueError: if it is none of them, or the state is that of one run.
+
+    >>> import functools
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, init_states, take_run
+    >>> linear = functools.partial(nnx.Linear, 2, 1)
+    >>> states = init_states(linear, OptimizerConfig(), learning_rates=[0.25, 0.5], seeds=[0, 1])
+    >>> run = take_run(states, 2)
+    >>> run.runs, float(run.learning_rate)
+    (None, 0.5)
+    >>> take_run(states, 4)
+    Traceback (most recent call last):
+    ValueError: run must be one of the 4 runs of a state that holds many, got 4
+    """
     runs = states.runs
     if runs is None or not 0 <= run < runs:
         raise ValueError(f"run must be one of the {runs or 0} runs of a state that holds many, got {run}")

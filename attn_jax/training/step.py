@@ -69,6 +69,21 @@ def train_step(
         ValueError: if the loss is no scalar, or measures something under a name that is ours; or on a monitor beside
             an `axis_name`: what it measures of a part of the batch says nothing of the whole.
         TypeError: if the model cannot be monitored, or the loss does not let it be.
+
+    >>> import functools, jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, init_state, train_step
+    >>> one = functools.partial(nnx.Linear, 1, 1, use_bias=False, kernel_init=jax.nn.initializers.ones)
+    >>> optimizer = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=None)
+    >>> state = init_state(one, optimizer, learning_rate=0.25)
+    >>> def loss(model, batch, *, key):
+    ...     return ((model.kernel[...] - batch) ** 2).sum(), {}
+    >>> after, metrics = train_step(state, jnp.array(3.0), loss=loss)  # w = 1 - 0.25 · 2 (1 - 3)
+    >>> float(metrics["loss"]), int(after.step), after.params["kernel"].tolist()
+    (4.0, 1, [[2.0]])
+    >>> after, metrics = train_step(state, jnp.array(jnp.nan), loss=loss)  # cannot be done
+    >>> float(metrics["loss"]), int(after.step), after.params["kernel"].tolist()
+    (nan, 0, [[1.0]])
     """
     if monitor is not None and axis_name is not None:
         raise ValueError(
@@ -126,8 +141,28 @@ def train_steps(
     The state is consumed: its arrays are reused for the result. With a layout it is that of one run and lies as
     `layout.place` puts it, and so do batches and result; the metrics are on every device.
 
+    Args:
+        state: before them.
+        task: where the batches come from.
+        loss, monitor: as in `train_step`.
+        batch_size: sequences of a step.
+        count: steps.
+        layout: of the arrays on the devices of a mesh; None: all on one.
+
     Returns:
         The state after them, and the metrics of each step, `[count]` or `[runs, count]`.
+
+    >>> import functools, jax
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, init_state, tasks, train_steps
+    >>> one = functools.partial(nnx.Linear, 1, 1, use_bias=False, kernel_init=jax.nn.initializers.ones)
+    >>> optimizer = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=None)
+    >>> state = init_state(one, optimizer, learning_rate=0.25)
+    >>> def loss(model, batch, *, key):  # at a rate of 0.25 each step halves w
+    ...     return (model.kernel[...] ** 2).sum(), {}
+    >>> state, metrics = train_steps(state, tasks.Copy(), loss=loss, batch_size=1, count=3)
+    >>> metrics["loss"].tolist(), state.params["kernel"].tolist()
+    ([1.0, 0.25, 0.0625], [[0.125]])
     """
 
     # Shared by all runs but those that diverged and stay behind, so that `vmap` leaves the monitor's `cond` one.
@@ -154,8 +189,28 @@ def evaluate(
 
     A batch counts by the sum of its weights. Every run, whatever its seed, meets the same `count` batches.
 
+    Args:
+        state: of one run or of many.
+        task: whose held-out sequences are met.
+        loss: as in `train_step`.
+        batch_size: sequences of a batch.
+        count: batches.
+        layout: as in `train_steps`.
+
     Returns:
         Scalars, or `[runs]`.
+
+    >>> import functools, jax
+    >>> from flax import nnx
+    >>> from attn_jax.training import OptimizerConfig, evaluate, init_state, tasks
+    >>> one = functools.partial(nnx.Linear, 1, 1, use_bias=False, kernel_init=jax.nn.initializers.ones)
+    >>> optimizer = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=None)
+    >>> state = init_state(one, optimizer, learning_rate=0.25)
+    >>> def loss(model, batch, *, key):
+    ...     return model.kernel[...].sum(), {"asked": batch.weights.mean()}
+    >>> task = tasks.Copy(num_symbols=4, distance=1, length=4)  # which asks for three symbols of four
+    >>> {name: float(x) for name, x in evaluate(state, task, loss=loss, batch_size=2, count=3).items()}
+    {'asked': 0.75, 'loss': 1.0}
     """
     batches = task.evaluation(count, batch_size)
 

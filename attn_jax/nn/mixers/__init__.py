@@ -143,8 +143,18 @@ def make_mixer(
         kernel_init: initializer of the weights, seen as matrices `[fan in, fan out]`; LeCun by default.
         rngs: the stream `params` draws the weights.
 
+    Returns:
+        A module that maps `[*B, T, D]` to `[*B, T, D]`.
+
     Raises:
         ValueError, TypeError: on another word, or choices that the mixer cannot have.
+
+    >>> from flax import nnx
+    >>> from attn_jax.nn import TransformerConfig
+    >>> from attn_jax.nn.mixers import make_mixer
+    >>> config = TransformerConfig(vocabulary_size=9, num_layers=1, model_width=8, num_heads=2)
+    >>> [type(make_mixer(word, config, rngs=nnx.Rngs(0))).__name__ for word in ("linear", "gru")]
+    ['LinearAttention', 'GRU']
     """
     checks.one_of("word", word, MIXERS)
     return _MAKERS[word](config)(

@@ -41,6 +41,25 @@ class Mixer(nnx.Module, Generic[State]):
     """The protocol, and what is done for every mixer. A mixer has `_mix`, and `_empty` if it can be causal.
 
     Rows of `x` past their item's length are not read. What comes out there is finite and means nothing.
+
+    Args:
+        model_width: D.
+        is_causal: whether a token sees no later one; `empty_state` and `extend` need it.
+        dtype: of the computation; None: the one that input and parameters promote to.
+        precision: of the matrix products.
+
+    Raises:
+        ValueError, TypeError: on a size, choice or dtype that is none.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import Convolution
+    >>> mixer = Convolution(2, width=3, is_causal=True, rngs=nnx.Rngs(0))
+    >>> x = jax.random.normal(jax.random.key(0), (1, 4, 2))
+    >>> first, state = mixer.extend(x[:, :2], mixer.empty_state(1))
+    >>> second, state = mixer.extend(x[:, 2:], state)
+    >>> bool(jnp.allclose(jnp.concatenate([first, second], axis=1), mixer(x), atol=1e-5)), state.lengths.tolist()
+    (True, [4])
     """
 
     state_type: ClassVar[type[MixerState]]

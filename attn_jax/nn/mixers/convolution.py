@@ -23,6 +23,14 @@ class ConvolutionState(MixerState):
 
     Attributes:
         inputs: `[*B, W - 1, D]`.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import Convolution
+    >>> mixer = Convolution(1, width=3, is_causal=True, rngs=nnx.Rngs(0))
+    >>> _, state = mixer.extend(jnp.array([[[1.0], [2.0], [3.0], [4.0]]]), mixer.empty_state(1))
+    >>> state.inputs[0, :, 0].tolist(), state.lengths.tolist()
+    ([3.0, 4.0], [4])
     """
 
     inputs: Float[Array, "*b w d"]
@@ -49,6 +57,13 @@ class Convolution(Mixer[ConvolutionState]):
         ValueError, TypeError: on a size or choice that is none, or an even width without `is_causal`.
 
     Reference: Liu et al. 2022 (ConvNeXt), section 2.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import Convolution
+    >>> mixer = Convolution(1, width=3, is_causal=True, kernel_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+    >>> mixer(jnp.array([[1.0], [2.0], [3.0], [4.0]]))[:, 0].tolist()  # with weights of 1, sums of three tokens
+    [1.0, 3.0, 6.0, 9.0]
     """
 
     state_type = ConvolutionState

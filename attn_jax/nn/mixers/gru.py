@@ -22,6 +22,14 @@ class GRUState(MixerState):
 
     Attributes:
         hidden: h, `[*B, D]`, float32 or better.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import GRU
+    >>> mixer = GRU(1, rngs=nnx.Rngs(0))
+    >>> output, state = mixer.extend(jnp.ones((1, 3, 1)), mixer.empty_state(1))
+    >>> bool((state.hidden == output[:, -1]).all()), state.lengths.tolist()
+    (True, [3])
     """
 
     hidden: Float[Array, "*b d"]
@@ -50,6 +58,14 @@ class GRU(Mixer[GRUState]):
         ValueError, TypeError: on a size or choice that is none.
 
     Reference: Cho et al. 2014 (arXiv 1406.1078v1), section 2.3; later versions of it reset before the product.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import GRU, GRUState
+    >>> mixer = GRU(1, kernel_init=jax.nn.initializers.zeros, rngs=nnx.Rngs(0))
+    >>> state = GRUState(hidden=jnp.ones((1, 1)), lengths=jnp.zeros(1, jnp.int32))
+    >>> mixer.extend(jnp.ones((1, 3, 1)), state)[0][0, :, 0].tolist()  # weights of 0: z = 1/2 and n = 0
+    [0.5, 0.25, 0.125]
     """
 
     state_type = GRUState

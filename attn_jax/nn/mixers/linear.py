@@ -27,6 +27,14 @@ class MemoryState(MixerState):
 
     Attributes:
         memory: the decayed sum of keys and values, float32 or better.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import LinearAttention
+    >>> mixer = LinearAttention(1, 1, is_causal=True, kernel_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+    >>> _, state = mixer.extend(jnp.array([[[0.0], [2.0]]]), mixer.empty_state(1))
+    >>> state.memory.memory.ravel().tolist(), state.memory.normalizer.ravel().tolist()  # 1·0 + 3·2, 1 + 3
+    ([6.0], [4.0])
     """
 
     memory: LinearState
@@ -54,6 +62,13 @@ class LinearAttention(HeadMixer[MemoryState]):
         ValueError, TypeError: on a size or choice that is none.
 
     Reference: Katharopoulos et al. 2020; Choromanski et al. 2021 (random features).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import LinearAttention
+    >>> mixer = LinearAttention(1, 1, is_causal=True, kernel_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+    >>> mixer(jnp.array([[0.0], [2.0]]))[:, 0].tolist()  # values 0 and 2 with features 1 and 3: (1·0 + 3·2) / (1 + 3)
+    [0.0, 1.5]
     """
 
     state_type = MemoryState

@@ -42,6 +42,15 @@ class MixerOptions:
         num_buckets, num_rounds: of "lsh": buckets of a round of hashing, 1 or even; rounds that are combined.
         num_clusters: of "routing".
         group_window: of "lsh" and "routing": members of its own bucket or cluster that a token sees, itself included.
+
+    >>> from attn_jax.nn import MixerOptions, TransformerConfig
+    >>> sizes = {"vocabulary_size": 9, "num_layers": 2, "model_width": 8, "num_heads": 2}
+    >>> config = TransformerConfig(**sizes, mixer="window", mixer_options=MixerOptions(window=3))
+    >>> config.layer_attention[0].window  # the token itself and two before it
+    (2, 0)
+    >>> TransformerConfig(**sizes, mixer="gru", mixer_options=MixerOptions(window=3))
+    Traceback (most recent call last):
+    ValueError: mixer_options.window has no effect without mixer window, got 3
     """
 
     window: int = 64

@@ -43,6 +43,18 @@ class Retention(HeadMixer[MemoryState]):
         ValueError, TypeError: on a size or choice that is none.
 
     Reference: Sun et al. 2023 (RetNet), equations 5, 7 and 8.
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import Retention
+    >>> mixer = jax.jit(Retention(8, 2, rngs=nnx.Rngs(0)))
+    >>> x = jax.random.normal(jax.random.key(0), (3, 8))
+    >>> change = mixer(x.at[1].set(0)) - mixer(x)  # of the second token
+    >>> (abs(change).max(axis=1) > 1e-4).tolist()  # the first does not see it
+    [False, True, True]
+    >>> Retention(8, 2, is_causal=False, rngs=nnx.Rngs(0))
+    Traceback (most recent call last):
+    ValueError: is_causal must be True for retention, which reads its sequence in one direction, got False
     """
 
     state_type = MemoryState

@@ -26,6 +26,14 @@ class GroupState(MixerState):
 
     Attributes:
         cache: the last members of every group.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import RoutingAttention
+    >>> mixer = RoutingAttention(4, 1, num_clusters=2, window=8, is_causal=True, rngs=nnx.Rngs(0))
+    >>> _, state = jax.eval_shape(mixer.extend, jnp.ones((1, 500, 4)), mixer.empty_state(1))
+    >>> state.cache.key.shape  # 8 keys of width 4 of each of 2 clusters, however many tokens there were
+    (1, 1, 1, 2, 8, 4)
     """
 
     cache: GroupCache
@@ -51,6 +59,16 @@ class LSHAttention(HeadMixer[GroupState]):
         ValueError, TypeError: on a size or choice that is none.
 
     Reference: Kitaev et al. 2020 (Reformer), section 2. There the rotations are drawn anew in every step.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import LSHAttention
+    >>> def identity(key, shape, dtype):
+    ...     return jnp.eye(*shape, dtype=dtype)
+    >>> mixer = LSHAttention(2, 1, num_buckets=2, num_rounds=1, kernel_init=identity, rngs=nnx.Rngs(0))
+    >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+    >>> jax.jit(mixer)(x).tolist()  # opposite tokens are in different buckets
+    [[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]
     """
 
     state_type = GroupState
@@ -146,6 +164,16 @@ class RoutingAttention(HeadMixer[GroupState]):
         ValueError, TypeError: on a size or choice that is none.
 
     Reference: Roy et al. 2021, section 4.1. There the centroids follow the tokens by a moving average.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import RoutingAttention
+    >>> def identity(key, shape, dtype):
+    ...     return jnp.eye(*shape, dtype=dtype)
+    >>> mixer = RoutingAttention(2, 1, num_clusters=2, is_causal=True, kernel_init=identity, rngs=nnx.Rngs(0))
+    >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+    >>> jax.jit(mixer)(x).tolist()  # opposite tokens are in different clusters
+    [[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]
     """
 
     state_type = GroupState

@@ -31,6 +31,14 @@ class StateSpaceState(MixerState):
     Attributes:
         memory: `[*B, N, R, V]` in a `LinearState`, float32 or better.
         inputs: of the short convolution of width W, the last W - 1, `[*B, W - 1, N V + 2 R]`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import StateSpace
+    >>> mixer = StateSpace(4, 2, state_width=3, convolution_width=4, rngs=nnx.Rngs(0))
+    >>> _, state = jax.eval_shape(mixer.extend, jnp.ones((1, 500, 4)), mixer.empty_state(1))
+    >>> state.memory.memory.shape, state.inputs.shape  # N = 2, R = 3, V = 2, W = 4, however many tokens there were
+    ((1, 2, 3, 2), (1, 3, 10))
     """
 
     memory: LinearState
@@ -71,6 +79,15 @@ class StateSpace(Mixer[StateSpaceState]):
         ValueError, TypeError: on a size or choice that is none.
 
     Reference: Dao & Gu 2024 (Mamba-2), section 7.
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from attn_jax.nn.mixers import StateSpace
+    >>> mixer = jax.jit(StateSpace(4, 2, rngs=nnx.Rngs(0)))
+    >>> x = jax.random.normal(jax.random.key(0), (3, 4))
+    >>> change = mixer(x.at[1].set(0)) - mixer(x)  # of the second token
+    >>> (abs(change).max(axis=1) > 1e-4).tolist()  # the first does not see it
+    [False, True, True]
     """
 
     state_type = StateSpaceState

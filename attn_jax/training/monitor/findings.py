@@ -33,6 +33,12 @@ class Finding:
         before: the severity that it had.
         value: of the worst head.
         limit: that it is compared with.
+
+    >>> from attn_jax.training.monitor import find
+    >>> rows = [{"step": 1, "kind": "attention", "max_logit": [[9.0, 9.0], [132.0, 9.0]]}]  # of heads, of layers
+    >>> (finding,) = find(rows)
+    >>> finding.signal, finding.severity, finding.layer, finding.heads, finding.value, finding.limit
+    ('max_logit', 'notice', 1, (0,), 132.0, 100.0)
     """
 
     step: int
@@ -57,6 +63,13 @@ class Watch:
     Args:
         limits: what is told of.
         rows: of a log, to begin behind; others than measurements are passed over.
+
+    >>> from attn_jax.training.monitor import Limits, Watch
+    >>> watch = Watch(Limits(max_logit=50.0))
+    >>> largest = 9.0, 60.0, 60.0  # of the one head of the one layer, in three measurements
+    >>> rows = [{"step": step, "kind": "attention", "max_logit": [[value]]} for step, value in enumerate(largest)]
+    >>> [[finding.signal for finding in watch.look(row)] for row in rows]  # what lasts is told of once
+    [[], ['max_logit'], []]
     """
 
     def __init__(self, limits: Limits, rows: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -140,7 +153,17 @@ class Watch:
 
 
 def find(rows: Iterable[Mapping[str, Any]], limits: Limits | None = None) -> list[Finding]:
-    """Everything that changed in the course of a log."""
+    """Everything that changed in the course of a log.
+
+    Args:
+        rows: of the log, of which the measurements count.
+        limits: what is told of; None: `Limits()`.
+
+    >>> from attn_jax.training.monitor import find
+    >>> rows = [{"step": step, "kind": "attention", "max_logit": [[9.0 if step else 132.0]]} for step in range(12)]
+    >>> [(finding.step, finding.severity) for finding in find(rows)]  # over after ten measurements below the limit
+    [(0, 'notice'), (10, None)]
+    """
     watch = Watch(Limits() if limits is None else limits)
     return [finding for row in rows if row["kind"] == "attention" for finding in watch.look(row)]
 
@@ -159,6 +182,11 @@ def calibrate(rows: Iterable[Mapping[str, Any]], *, margin: float = 2.0, limits:
 
     Raises:
         ValueError: if the log has no measurements, or the margin is not above 1.
+
+    >>> from attn_jax.training import calibrate
+    >>> rows = [{"step": 1, "kind": "attention", "max_logit": [[9.0, 9.0], [60.0, 9.0]]}]  # of heads, of layers
+    >>> calibrate(rows, margin=1.5).max_logit
+    90.0
     """
     limits = Limits() if limits is None else limits
     margin = checks.finite_number("margin", margin)
@@ -183,7 +211,19 @@ def calibrate(rows: Iterable[Mapping[str, Any]], *, margin: float = 2.0, limits:
 
 
 def explain(findings: Sequence[Finding]) -> list[str]:
-    """A line for each signal that changed, of the layers in which it did together; mere information is not told."""
+    """A line for each signal that changed, of the layers in which it did together; mere information is not told.
+
+    Args:
+        findings: of `find`, or of `Watch.look`.
+
+    Returns:
+        Lines like `step 120, notice: largest logit 132, limit 100 (layer 3, heads 0, 2). projections: …`.
+
+    >>> from attn_jax.training.monitor import explain, find
+    >>> rows = [{"step": 1, "kind": "attention", "max_logit": [[9.0, 9.0], [132.0, 9.0]]}]  # of heads, of layers
+    >>> print(explain(find(rows))[0].split(". ")[0])  # and then the link, and what to look at
+    step 1, notice: largest logit 132, limit 100 (layer 1, head 0)
+    """
     groups: dict[tuple, list[Finding]] = {}
     for finding in findings:
         if max(map(SEVERITIES.index, (finding.severity, finding.before))) >= NOTICE:

@@ -53,6 +53,16 @@ class AttentionMonitor:
 
     Raises:
         ValueError, TypeError: on a number out of range, an unknown measure, or limits that are none.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.training import AttentionMonitor
+    >>> monitor = AttentionMonitor(every=5, rows=None, measures=("max_logit", "normalized_entropy"))
+    >>> [step for step in range(1, 12) if monitor.is_due(step)]
+    [1, 6, 11]
+    >>> x = jnp.zeros((3, 2, 4))  # [T, N, H]: all logits are 0, all weights alike
+    >>> seen = monitor.observer(0)(x, x, x, is_causal=True)  # as a layer calls it
+    >>> {name: measured.tolist() for name, measured in seen.items()}
+    {'max_logit': [0.0, 0.0], 'normalized_entropy': [1.0, 1.0]}
     """
 
     every: int = 10

@@ -17,6 +17,14 @@ class Batch(NamedTuple):
         inputs: int32 `[*B, T]`, token ids.
         targets: int32 `[*B, T]`, token ids; 0 where nothing is asked.
         weights: float32 `[*B, T]`, 1 where an answer is asked for, else 0.
+
+    >>> import jax
+    >>> from attn_jax.training import tasks
+    >>> batch = tasks.Copy(num_symbols=4, distance=1, length=4).batch(jax.random.key(0), step=0, size=2)
+    >>> batch.weights.tolist()  # nothing is asked at the first token
+    [[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]]
+    >>> bool((batch.targets[:, 1:] == batch.inputs[:, :-1]).all())
+    True
     """
 
     inputs: Int[Array, "*b t"]
@@ -26,7 +34,17 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """What a training run needs of its data."""
+    """What a training run needs of its data.
+
+    >>> import jax
+    >>> from attn_jax.training import tasks
+    >>> task = tasks.Copy(num_symbols=4, distance=1, length=4)
+    >>> isinstance(task, tasks.Task), task.vocabulary_size, task.length, task.chance
+    (True, 4, 4, 0.25)
+    >>> first, again, later = (task.batch(jax.random.key(0), step, 2).inputs for step in (0, 0, 1))
+    >>> bool((first == again).all()), bool((first == later).all())  # a function of key and step
+    (True, False)
+    """
 
     @property
     def vocabulary_size(self) -> int:

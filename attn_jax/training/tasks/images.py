@@ -24,6 +24,16 @@ class Digits(TaskBase, data=("training_patches", "training_labels", "held_out_pa
         training_labels, held_out_labels: int32 `[images]`, 0..9.
         levels: of grey.
         chance: the share of the commonest class.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.training.tasks import Digits
+    >>> patches, labels = jnp.full((2, 16), 5), jnp.array([7, 3])
+    >>> task = Digits(patches, labels, patches, labels, levels=3, chance=0.1)
+    >>> batch = task.evaluation(1, 2)
+    >>> batch.targets[0, :, -1].tolist(), task.vocabulary_size  # the ten classes are the last of 3⁴ + 10 tokens
+    ([88, 84], 91)
+    >>> task.pixels(patches)[0, :2, :2].tolist()  # 5 = 2 · 1 + 1 · 3
+    [[2, 1], [0, 0]]
     """
 
     training_patches: Int[Array, "n t"]
@@ -83,6 +93,12 @@ def digits(key: Array, *, num_training: int | None = None, levels: int = 3) -> D
         ValueError, TypeError: a number out of range or no integer, or something that is no key.
 
     Reference: Alpaydin & Kaynak 1998 (UCI, optical recognition of handwritten digits); Dosovitskiy et al. 2021 (ViT).
+
+    >>> import jax
+    >>> from attn_jax.training.tasks import digits
+    >>> task = digits(jax.random.key(0), num_training=1000)
+    >>> task.training_labels.shape, task.num_held_out, round(task.chance, 3)
+    ((1000,), 360, 0.102)
     """
     from sklearn.datasets import load_digits  # takes two seconds to import, and only this task needs it
 

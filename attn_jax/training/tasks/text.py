@@ -25,6 +25,16 @@ class LanguageModel(TaskBase, data=("training", "held_out")):
         training, held_out: int32 `[tokens]`.
         vocabulary_size: of the tokenizer.
         length: T.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.training.tasks import LanguageModel
+    >>> tokens = jnp.arange(20, dtype=jnp.int32)
+    >>> task = LanguageModel(tokens, tokens, vocabulary_size=20, length=4)
+    >>> batch = task.batch(jax.random.key(0), step=0, size=2)
+    >>> bool((batch.targets == batch.inputs + 1).all())  # the next token
+    True
+    >>> sorted(task.evaluation(1, task.num_held_out).inputs[0, :, 0].tolist())  # windows that do not overlap
+    [0, 4, 8, 12]
     """
 
     training: Int[Array, " n"]
@@ -73,6 +83,14 @@ def language_model(
     Raises:
         ValueError: a text whose parts do not hold a window of T + 1 tokens each, or a number out of range.
         TypeError: something that is no text or no number.
+
+    >>> import jax
+    >>> from attn_jax.training.tasks import language_model
+    >>> task, tokenizer = language_model("abcde" * 20, length=4)
+    >>> batch = task.batch(jax.random.key(0), step=0, size=1)
+    >>> text, answers = (tokenizer.decode(ids[0].tolist()) for ids in (batch.inputs, batch.targets))
+    >>> text[1:] == answers[:-1], task.vocabulary_size, task.num_held_out
+    (True, 5, 2)
     """
     _check_text(text)
     length = checks.positive_int("length", length)
@@ -108,6 +126,10 @@ def read_text(path: str | os.PathLike[str] | None = None) -> str:
     Raises:
         OSError: the file cannot be read.
         ValueError: it is empty, or not in UTF-8; the message names it.
+
+    >>> from attn_jax.training.tasks import read_text
+    >>> "while" in read_text(), len(read_text()) > 100_000
+    (True, True)
     """
     if path is None:
         topics = "\n\n".join(body for _, body in sorted(pydoc_data.topics.topics.items()))
@@ -128,6 +150,11 @@ def characters(text: str) -> Tokenizer:
 
     Raises:
         ValueError, TypeError: no text, or an empty one.
+
+    >>> from attn_jax.training.tasks import characters
+    >>> tokenizer = characters("banana")
+    >>> tokenizer.encode("nab").ids, tokenizer.decode([1, 0, 2])  # a, b, n
+    ([2, 0, 1], 'ban')
     """
     _check_text(text)
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(sorted(set(text)))}, merges=[]))
@@ -150,6 +177,11 @@ def byte_pairs(text: str, *, vocabulary_size: int) -> Tokenizer:
         TypeError: something that is no text or no integer.
 
     Reference: Sennrich et al. 2016, algorithm 1; Radford et al. 2019 (GPT-2) for bytes.
+
+    >>> from attn_jax.training.tasks import byte_pairs
+    >>> tokenizer = byte_pairs("low low low lower", vocabulary_size=258)  # two merges: l o, then lo w
+    >>> tokenizer.encode("lows").tokens, tokenizer.decode(tokenizer.encode("wöl").ids)
+    (['low', 's'], 'wöl')
     """
     _check_text(text)
     size = checks.positive_int("vocabulary_size", vocabulary_size, least=256)

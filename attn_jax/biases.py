@@ -17,7 +17,19 @@ from attn_jax.typing import ArrayLike, Float
 
 
 class Bias(Lazy):
-    """A lazy bias."""
+    """A lazy bias.
+
+    One of your own reads positions:
+
+    >>> import attn_jax
+    >>> class Distance(attn_jax.biases.Bias):
+    ...     def evaluate(self, tile, dtype):
+    ...         return -abs(tile.query_positions - tile.key_positions).astype(dtype)
+    >>> x = jnp.zeros((3, 1, 4))
+    >>> weights = attn_jax.attention_weights(x, x, bias=Distance())[0, 0]
+    >>> jnp.log(weights / weights[0]).round(4).tolist()
+    [0.0, -1.0, -2.0]
+    """
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> Float[jax.Array, "*#b #n #t #s"]:
         """The bias on `tile` in `dtype`, of the square's rank, with 1 on axes along which it is constant."""
@@ -59,7 +71,17 @@ class Bias(Lazy):
 
 
 class Sum(Bias):
-    """Both biases."""
+    """Both biases: `left + right`. Finite numbers whose sum overflows stay finite: only `-inf` means masked.
+
+    >>> import attn_jax
+    >>> total = attn_jax.biases.Alibi(1) + jnp.array([[0.0, 0.0, -jnp.inf]] * 3)
+    >>> type(total).__name__
+    'Sum'
+    >>> x = jnp.zeros((3, 1, 4))
+    >>> weights = attn_jax.attention_weights(x, x, bias=total)[0, 2]
+    >>> (256 * jnp.log(weights / weights[1])).round(2).tolist()  # slope 1/256; the last key is masked
+    [-1.0, 0.0, -inf]
+    """
 
     left: Bias
     right: Bias
@@ -104,7 +126,20 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 class Alibi(Bias):
-    """Nearer keys weigh more: `-slope[n] · |q - k|`, the slopes by `alibi_slopes(num_heads)` (Press et al. 2022)."""
+    """Nearer keys weigh more: `-slope[n] · |q - k|`, the slopes by `alibi_slopes(num_heads)` (Press et al. 2022).
+
+    Attributes:
+        num_heads: N.
+
+    Raises:
+        ValueError, TypeError: a number below 1 or no integer; in use, one that is not that of the query's heads.
+
+    >>> import attn_jax
+    >>> x = jnp.zeros((3, 1, 4))
+    >>> weights = attn_jax.attention_weights(x, x, bias=attn_jax.biases.Alibi(1))[0, 2]
+    >>> (256 * jnp.log(weights / weights[2])).round(2).tolist()  # slope 1/256
+    [-2.0, -1.0, 0.0]
+    """
 
     num_heads: int
 
@@ -133,6 +168,16 @@ class RelativeBuckets(Bias):
         table: `[buckets, N]`.
         bidirectional: whether keys after the query have buckets of their own.
         max_distance: where the last bucket begins.
+
+    Raises:
+        ValueError, TypeError: a table that is not floating or of another shape, or too few buckets for `max_distance`.
+
+    >>> import attn_jax
+    >>> table = jnp.log(jnp.array([1.0, 2.0, 4.0, 8.0]))[:, None]  # four buckets, one head
+    >>> bias = attn_jax.biases.RelativeBuckets(table, bidirectional=False, max_distance=4)
+    >>> x = jnp.zeros((3, 1, 4))
+    >>> (7 * attn_jax.attention_weights(x, x, bias=bias)[0, 2]).round(3).tolist()  # distances 2, 1, 0
+    [4.0, 2.0, 1.0]
     """
 
     table: Float[ArrayLike, "buckets n"]
@@ -168,7 +213,23 @@ class RelativeBuckets(Bias):
 
 
 def relative_buckets(distance: jax.Array, num_buckets: int, *, bidirectional: bool, max_distance: int) -> jax.Array:
-    """The bucket of each distance `k - q`: int, of the shape of `distance` (see `RelativeBuckets`)."""
+    """The bucket of each distance `k - q` (see `RelativeBuckets`).
+
+    Args:
+        distance: int, of any shape.
+        num_buckets: rows of the table.
+        bidirectional, max_distance: as in `RelativeBuckets`.
+
+    Returns:
+        Int, of the shape and dtype of `distance`, in `0..num_buckets - 1`.
+
+    Raises:
+        ValueError: too few buckets for `max_distance`.
+
+    >>> distance = jnp.array([0, -1, -2, -8, -100, 1])
+    >>> relative_buckets(distance, 8, bidirectional=True, max_distance=16).tolist()
+    [0, 1, 2, 3, 3, 5]
+    """
     starts = np.minimum(_bucket_starts(num_buckets, bidirectional, max_distance), 2**31 - 1)
     starts = jnp.asarray(starts, distance.dtype)
     magnitude = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
@@ -191,7 +252,20 @@ def _bucket_starts(num_buckets: int, bidirectional: bool, max_distance: int) -> 
 
 
 class Array(Bias):
-    """An array, `[T, S]` or of full rank and broadcastable to `[*B, N, T, S]`, as a bias."""
+    """An array as a bias.
+
+    Attributes:
+        values: floating, `[T, S]` or of full rank and broadcastable to `[*B, N, T, S]`.
+
+    Raises:
+        TypeError: an array that is not floating.
+        ValueError: where it meets queries and keys, if its shape does not fit them.
+
+    >>> import attn_jax
+    >>> x, bias = jnp.zeros((3, 1, 4)), attn_jax.biases.Array(jnp.log(jnp.array([[1.0, 3.0, 0.0]] * 3)))
+    >>> attn_jax.attention_weights(x, x, bias=bias)[0, 0].round(4).tolist()  # log 0 = -inf: masked
+    [0.25, 0.75, 0.0]
+    """
 
     values: Float[ArrayLike, "..."]
 
@@ -234,7 +308,22 @@ def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def as_bias(name: str, bias: Any) -> Bias:
-    """`bias` itself if lazy, else wrapped in `Array`."""
+    """`bias` itself if lazy, else wrapped in `Array`.
+
+    Args:
+        name: of the argument, for errors.
+        bias: a `Bias`, or a floating array.
+
+    Raises:
+        TypeError: a mask, or an array that is not floating.
+
+    >>> from attn_jax import biases, masks
+    >>> type(biases.as_bias("bias", jnp.zeros((2, 2)))).__name__
+    'Array'
+    >>> biases.as_bias("bias", masks.Causal())
+    Traceback (most recent call last):
+    TypeError: bias must be a bias, got the attn_jax.masks.positional.Causal
+    """
     if isinstance(bias, Bias):
         return bias
     if isinstance(bias, Lazy):

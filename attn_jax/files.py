@@ -5,7 +5,16 @@ import pathlib
 
 
 class RunError(Exception):
-    """A run cannot begin or go on; the message says why in one line."""
+    """A run cannot begin or go on; the message says why in one line.
+
+    >>> from attn_jax.diagnostics import Limits
+    >>> from attn_jax.training import RunError
+    >>> try:
+    ...     Limits.load("nowhere.json")
+    ... except RunError as error:
+    ...     print(error)
+    no limits in nowhere.json: No such file or directory
+    """
 
 
 def refusal(what: str, path: pathlib.Path, reason: BaseException | str) -> RunError:

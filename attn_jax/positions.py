@@ -41,6 +41,10 @@ def rotary_frequencies(
       ValueError: an odd width, a base of 1 or less, or `DynamicNTK` without a length.
 
     Reference: Su et al. 2021 (RoFormer), equation 15.
+
+    >>> frequencies, magnitude = rotary_frequencies(4)
+    >>> frequencies.round(4).tolist(), magnitude
+    ([1.0, 0.01], 1.0)
     """
     width = checks.positive_int("width", width)
     if width % 2:
@@ -87,6 +91,11 @@ def apply_rotary(
       ValueError: an odd H, positions of another shape, or `DynamicNTK` without a length.
 
     Reference: Su et al. 2021 (RoFormer), equation 34.
+
+    >>> x = jnp.array([[[1.0, 2.0, 3.0, 4.0]]] * 2)  # a query and a key
+    >>> near, far = (apply_rotary(x, jnp.array(at))[:, 0] for at in ([7, 5], [1007, 1005]))
+    >>> bool(jnp.allclose(near[0] @ near[1], far[0] @ far[1], atol=1e-3))  # two apart, wherever they are
+    True
     """
     x = checks.floating_array("x", x)
     checks.minimum_rank("x", x, 3, "[*B, T, N, H]")
@@ -126,6 +135,10 @@ def sinusoidal(
       ValueError: an odd width, or a base of 1 or less.
 
     Reference: Vaswani et al. 2017, section 3.5.
+
+    >>> added = sinusoidal(jnp.array([0, 1]), 2)
+    >>> bool(jnp.allclose(added, jnp.array([[0.0, 1.0], [jnp.sin(1.0), jnp.cos(1.0)]])))
+    True
     """
     positions = checks.integer_array("positions", positions)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -151,6 +164,13 @@ def learned(table: Float[ArrayLike, "l d"], positions: Int[ArrayLike, "*#b t"]) 
       ValueError: a table of another rank, or a position outside of it.
 
     Reference: Gehring et al. 2017, section 3.1.
+
+    >>> table = jnp.array([[0.0, 1.0], [2.0, 3.0]])
+    >>> learned(table, jnp.array([1, 0, 1])).tolist()
+    [[2.0, 3.0], [0.0, 1.0], [2.0, 3.0]]
+    >>> learned(table, jnp.array([2]))
+    Traceback (most recent call last):
+    ValueError: positions must lie in 0..1, got values in 2..2
     """
     table = checks.floating_array("table", table)
     checks.rank("table", table, 2, "[L, D]")
@@ -161,7 +181,18 @@ def learned(table: Float[ArrayLike, "l d"], positions: Int[ArrayLike, "*#b t"]) 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """A rule that extends rotary positions past the trained length, by one of the classes below."""
+    """A rule that extends rotary positions past the trained length: one of the classes below, or one of your own.
+
+    Raises:
+      ValueError, TypeError: when one of them is built: a factor below 1, or other numbers that make no sense.
+
+    >>> from attn_jax import positions
+    >>> class Half(positions.Scaling):
+    ...     def frequencies(self, width, base, length):
+    ...         return positions.rotary_frequencies(width, base=base)[0] / 2, 1.0
+    >>> positions.rotary_frequencies(4, scaling=Half())[0].round(4).tolist()
+    [0.5, 0.005]
+    """
 
     def frequencies(self, width: int, base: float, length: int | None) -> tuple[np.ndarray, float]:
         """The scaled frequencies `[width // 2]` and the magnitude."""
@@ -170,7 +201,12 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: every frequency divided by `factor`. Reference: Chen et al. 2023, equation 4."""
+    """Position interpolation: every frequency divided by `factor`. Reference: Chen et al. 2023, equation 4.
+
+    >>> from attn_jax import positions
+    >>> positions.rotary_frequencies(4, scaling=positions.Linear(4.0))[0].round(4).tolist()
+    [0.25, 0.0025]
+    """
 
     factor: float
 
@@ -187,6 +223,10 @@ class NTK(Scaling):
     """A larger base, `base · factor^(H/(H-2))`: the slowest pair is interpolated by `factor`, the fastest not at all.
 
     Reference: Peng et al. 2023 (YaRN), section 3.1.
+
+    >>> from attn_jax import positions
+    >>> positions.rotary_frequencies(4, scaling=positions.NTK(4.0))[0].round(4).tolist()
+    [1.0, 0.0025]
     """
 
     factor: float
@@ -204,6 +244,11 @@ class DynamicNTK(Scaling):
     """NTK whose factor grows with the length: `factor · length / original_length - (factor - 1)` past the trained one.
 
     Reference: Peng et al. 2023 (YaRN), section 3.3; the formula is the one of Hugging Face transformers.
+
+    >>> from attn_jax import positions
+    >>> rule = positions.DynamicNTK(2.0, original_length=100)
+    >>> [positions.rotary_frequencies(4, scaling=rule, length=n)[0].round(4).tolist() for n in (100, 250)]
+    [[1.0, 0.01], [1.0, 0.0025]]
     """
 
     factor: float
@@ -229,6 +274,12 @@ class YaRN(Scaling):
     which sharpens the softmax.
 
     Reference: Peng et al. 2023 (YaRN), sections 3.2 and 3.4; the ends of the ramp are rounded outwards to whole pairs.
+
+    >>> from attn_jax import positions
+    >>> frequencies, magnitude = positions.rotary_frequencies(64, scaling=positions.YaRN(4.0, original_length=2048))
+    >>> slower = positions.rotary_frequencies(64)[0] / frequencies  # the fastest and the slowest pair
+    >>> slower[[0, -1]].round(4).tolist(), round(magnitude, 4)
+    ([1.0, 4.0], 1.1386)
     """
 
     factor: float
@@ -270,6 +321,13 @@ class Llama3(Scaling):
     In between a linear ramp over the number of turns in the trained length.
 
     Reference: Grattafiori et al. 2024 (Llama 3); the formula is the one of the Llama 3.1 release.
+
+    >>> from attn_jax import positions
+    >>> rule = positions.Llama3(8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
+    >>> frequencies, _ = positions.rotary_frequencies(64, base=500000.0, scaling=rule)
+    >>> slower = positions.rotary_frequencies(64, base=500000.0)[0] / frequencies  # the fastest and the slowest pair
+    >>> slower[[0, -1]].round(4).tolist()
+    [1.0, 8.0]
     """
 
     factor: float

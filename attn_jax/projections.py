@@ -24,6 +24,9 @@ def split_heads(x: Float[ArrayLike, "*b t nh"], num_heads: int) -> Float[Array, 
 
     Raises:
       ValueError: the width is not a multiple of `num_heads`.
+
+    >>> split_heads(jnp.arange(6.0).reshape(1, 6), num_heads=2).tolist()  # one token
+    [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]]
     """
     x = checks.as_array("x", x)
     checks.minimum_rank("x", x, 2, "[*B, T, N*H]")
@@ -34,7 +37,20 @@ def split_heads(x: Float[ArrayLike, "*b t nh"], num_heads: int) -> Float[Array, 
 
 
 def merge_heads(x: Float[ArrayLike, "*b t n h"]) -> Float[Array, "*b t nh"]:
-    """Lays the heads side by side, `[*B, T, N, H] -> [*B, T, N*H]`: the inverse of `split_heads`."""
+    """Lays the heads side by side: the inverse of `split_heads`.
+
+    Args:
+      x: `[*B, T, N, H]`.
+
+    Returns:
+      `[*B, T, N*H]`.
+
+    Raises:
+      ValueError: fewer than three axes.
+
+    >>> merge_heads(jnp.array([[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]])).tolist()
+    [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
+    """
     x = checks.as_array("x", x)
     checks.minimum_rank("x", x, 3, "[*B, T, N, H]")
     return rearrange(x, "... n h -> ... (n h)")
@@ -61,6 +77,10 @@ def project(
     Raises:
       TypeError: an argument is not a floating array.
       ValueError: the shapes do not agree.
+
+    >>> weight = jnp.array([[[1.0, 0.0]], [[0.0, 2.0]]])  # D = 2 to one head of width 2
+    >>> project(jnp.array([[3.0, 4.0]]), weight).tolist()
+    [[[3.0, 8.0]]]
     """
     return _project(x, weight, bias, "weight", "bias", "x", precision)
 
@@ -99,6 +119,11 @@ def project_qkv(
       ValueError: widths, head counts or batch axes do not agree.
 
     Reference: Vaswani et al. 2017, section 3.2.2; grouped key/value heads: Ainslie et al. 2023 (GQA).
+
+    >>> x, eye = jnp.array([[1.0, 2.0]]), jnp.eye(2)[:, None, :]  # one token, one head
+    >>> query, key, value = project_qkv(x, eye, 2 * eye, eye[..., :1])
+    >>> query.tolist(), key.tolist(), value.tolist()
+    ([[[1.0, 2.0]]], [[[2.0, 4.0]]], [[[1.0]]])
     """
     tied = key_weight is None
     key_weight = query_weight if tied else key_weight
@@ -150,6 +175,12 @@ def project_qkv_fused(
     Raises:
       TypeError: an array is not floating, a count is not an integer.
       ValueError: the width of `weight` is not `N*H + K*H + K*V`, or K does not divide N.
+
+    >>> x, eye = jnp.array([[1.0, 2.0]]), jnp.eye(2)
+    >>> weight = jnp.concatenate([eye, 2 * eye, eye[:, :1]], axis=1)  # [D, H + H + V]
+    >>> query, key, value = project_qkv_fused(x, weight, num_heads=1, head_width=2, value_width=1)
+    >>> query.tolist(), key.tolist(), value.tolist()
+    ([[[1.0, 2.0]]], [[[2.0, 4.0]]], [[[1.0]]])
     """
     num_heads = checks.positive_int("num_heads", num_heads)
     head_width = checks.positive_int("head_width", head_width)
@@ -193,6 +224,10 @@ def project_out(
     Raises:
       TypeError: an argument is not a floating array.
       ValueError: the shapes do not agree.
+
+    >>> heads, weight = jnp.array([[[1.0], [10.0]]]), jnp.array([[[1.0]], [[3.0]]])  # one token, two heads
+    >>> project_out(heads, weight).tolist()  # 1 · 1 + 10 · 3
+    [[31.0]]
     """
     x, weight = checks.floating_array("x", x), checks.floating_array("weight", weight)
     checks.minimum_rank("x", x, 3, "[*B, T, N, V]")

@@ -42,6 +42,9 @@ def scale_factor(rule: str | float, head_width: int, model_width: int | None = N
       ValueError: an unknown rule, a number that is not finite, a width below 1, or D missing where it is needed.
 
     Reference: Vaswani et al. 2017, section 3.2.1; 1/H: Yang et al. 2022 (muP), definition 4.1.
+
+    >>> scale_factor("inverse_sqrt", 64), scale_factor("inverse", 64), scale_factor(0.5, 64)
+    (0.125, 0.015625, 0.5)
     """
     head_width = checks.positive_int("head_width", head_width)
     if model_width is not None:
@@ -77,6 +80,10 @@ def temperature(
     Raises:
       TypeError: an argument is not a floating array.
       ValueError: `log_temperature` is not of shape `[N]`.
+
+    >>> query = jnp.ones((1, 2, 3))  # one token, two heads
+    >>> temperature(query, jnp.log(jnp.array([1.0, 2.0]))).round(4).tolist()
+    [[[1.0, 1.0, 1.0], [0.5, 0.5, 0.5]]]
     """
     query = checks.floating_array("query", query)
     log_temperature = checks.floating_array("log_temperature", log_temperature)
@@ -108,6 +115,10 @@ def rms_norm(
       ValueError: the weight has neither H nor N*H entries, or ε is negative.
 
     Reference: Zhang & Sennrich 2019, equation 4; on queries and keys: Henry et al. 2020, Dehghani et al. 2023.
+
+    >>> x = jnp.array([[[5.0, -5.0]]])
+    >>> rms_norm(x).round(4).tolist(), rms_norm(x, jnp.array([1.0, 2.0])).round(4).tolist()
+    ([[[1.0, -1.0]]], [[[1.0, -2.0]]])
     """
     x = checks.floating_array("x", x)
     checks.minimum_rank("x", x, 2, "[*B, T, N, H]")
@@ -144,6 +155,10 @@ def l2_norm(x: Float[ArrayLike, "*b t n h"], *, epsilon: float = 1e-6) -> Float[
       ValueError: ε is negative.
 
     Reference: Henry et al. 2020 (query-key normalization).
+
+    >>> unit = l2_norm(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
+    >>> bool(jnp.allclose(unit, jnp.array([[0.6, 0.8], [0.0, 0.0]])))
+    True
     """
     x = checks.floating_array("x", x)
     checks.minimum_rank("x", x, 1, "[*B, T, N, H]")
@@ -167,6 +182,9 @@ def soft_cap(logits: Float[ArrayLike, "*s"], cap: float | None) -> Float[Array, 
       ValueError: the cap is not positive, not finite, or too small for float32.
 
     Reference: Gemma Team 2024 (Gemma 2), section 2.
+
+    >>> soft_cap(jnp.array([1.0, 10.0, 1e6]), 8.0).round().tolist()
+    [1.0, 7.0, 8.0]
     """
     logits = checks.floating_array("logits", logits)
     if cap is None:

@@ -48,7 +48,24 @@ def audit_attention(
 def assert_attention_ok(
     fn: Callable[..., Any], *, expect: Expectation = _UNSEEN, arguments: Mapping[str, Any] | None = None
 ) -> None:
-    """For test suites: raises an AssertionError that holds the report if `audit_attention` finds a fault."""
+    """For test suites: raises if `audit_attention` finds a fault.
+
+    Args:
+        fn, expect, arguments: as for `audit_attention`.
+
+    Raises:
+        AssertionError: on a fault; its message is the report.
+        ValueError, TypeError: on arguments of the audit itself.
+
+    >>> from attn_jax import audit
+    >>> def mean_value(query, key, value):  # reads neither query nor key
+    ...     return value.mean(axis=1, keepdims=True).repeat(query.shape[1], axis=1)
+    >>> try:
+    ...     audit.assert_attention_ok(mean_value)
+    ... except AssertionError as error:
+    ...     print(str(error).partition(";")[0])
+    mean_value: 1 fault, no differences
+    """
     report = audit_attention(fn, expect=expect, arguments=arguments)
     if not report.ok:
         raise AssertionError(str(report))

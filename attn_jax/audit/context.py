@@ -32,6 +32,15 @@ class Expectation:
 
     Raises:
         ValueError, TypeError: on a choice that is none.
+
+    >>> import numpy as np
+    >>> from attn_jax import audit
+    >>> from scipy.special import softmax
+    >>> def unscaled(*arrays):
+    ...     query, key, value = (np.asarray(x, np.float64) for x in arrays)
+    ...     return np.einsum("bnts,bsnv->btnv", softmax(np.einsum("btnh,bsnh->bnts", query, key), axis=-1), value)
+    >>> audit.audit_attention(unscaled).ok, audit.audit_attention(unscaled, expect=audit.Expectation(scale=1.0)).ok
+    (False, True)
     """
 
     scale: float | str | None = None

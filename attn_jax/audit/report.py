@@ -19,6 +19,13 @@ class Finding:
         check: the name of the check that found it.
         evidence: what was seen, in numbers.
         advice: the next thing to try.
+
+    >>> from attn_jax import audit
+    >>> def mean_value(query, key, value):  # reads neither query nor key
+    ...     return value.mean(axis=1, keepdims=True).repeat(query.shape[1], axis=1)
+    >>> finding = audit.audit_attention(mean_value).findings[0]
+    >>> finding.kind, finding.link, finding.evidence
+    ('fault', 'projections', 'The output does not change with the query.')
     """
 
     kind: Kind
@@ -37,7 +44,15 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a check went; `note` says why one was not applicable."""
+    """How a check went; `note` says why one was not applicable.
+
+    >>> from attn_jax import audit
+    >>> def mean_value(query, key, value):  # reads neither query nor key
+    ...     return value.mean(axis=1, keepdims=True).repeat(query.shape[1], axis=1)
+    >>> outcomes = {outcome.check: outcome for outcome in audit.audit_attention(mean_value).outcomes}
+    >>> outcomes["runs"].result, outcomes["inputs are read"].result, outcomes["under jit"].note
+    ('passed', 'failed', 'after scale of the scores')
+    """
 
     check: str
     result: Result
@@ -52,6 +67,13 @@ class AuditReport:
         target: what was audited.
         outcomes: one a check, in the order in which they ran.
         findings: faults first, those that explain others before these.
+
+    >>> from attn_jax import audit
+    >>> def mean_value(query, key, value):  # reads neither query nor key
+    ...     return value.mean(axis=1, keepdims=True).repeat(query.shape[1], axis=1)
+    >>> report = audit.audit_attention(mean_value)
+    >>> report.ok, [finding.check for finding in report.faults], len(report.differences)
+    (False, ['inputs are read'], 0)
     """
 
     target: str

@@ -35,6 +35,13 @@ class Adversarial:
         weights: `[*U, S]`.
         divergence: mean over rows of JS(p̃, p), nats: 0 is the same weights, ln 2 = 0.693 no key in common.
         total_variation: of the prediction, the largest if there are several; at most ε.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import adversarial_attention
+    >>> itself, p = lambda weights: weights, jnp.array([0.5, 0.5])  # predicts the weights: they may move by ε, no more
+    >>> found = adversarial_attention(itself, p, jax.random.key(0), epsilon=0.25, steps=50, starts=2)
+    >>> sorted(found.weights.round(2).tolist()), bool(found.total_variation <= 0.25)
+    ([0.25, 0.75], True)
     """
 
     weights: Float[Array, "*u s"]
@@ -78,6 +85,14 @@ def adversarial_attention(
         TypeError: if `weights` is not floating, or `visible` not boolean.
 
     Reference: Jain and Wallace 2019, "Attention is not Explanation", section 4.2.2.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import adversarial_attention
+    >>> p, values = jnp.array([1.0, 0.0]), jnp.array([0.25, 0.25])  # keys of the same value: either will do
+    >>> predict = lambda weights: jnp.stack([weights @ values, 1 - weights @ values])
+    >>> found = adversarial_attention(predict, p, jax.random.key(0), epsilon=0.01, steps=50, starts=2)
+    >>> bool(found.weights[1] > 0.99), bool(found.total_variation <= 0.01)
+    (True, True)
     """
     given = measured("weights", weights, 1, "[*U, S]")
     mask = visible_mask(visible, given)
@@ -155,6 +170,13 @@ def permuted_attention(
         TypeError: if `weights` is not floating, or `visible` not boolean.
 
     Reference: Jain and Wallace 2019, section 4.2.1.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import permuted_attention
+    >>> predict = lambda weights: jnp.stack([weights[0], 1 - weights[0]])  # hangs on the weight of the first key
+    >>> sharp, flat = (permuted_attention(predict, jnp.array(p), jax.random.key(0)) for p in ([1.0, 0.0], [0.5, 0.5]))
+    >>> sorted(set(sharp.tolist())), float(flat.max())
+    ([0.0, 1.0], 0.0)
     """
     given = measured("weights", weights, 1, "[*U, S]")
     keys = jax.random.split(checks.prng_key("key", key), checks.positive_int("permutations", permutations))
@@ -179,6 +201,13 @@ def permute_weights(
 
     Raises:
         ValueError, TypeError: as `permuted_attention`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import permute_weights
+    >>> weights, visible = jnp.array([0.5, 0.25, 0.25, 0.0]), jnp.array([True, True, True, False])
+    >>> drawn = jax.vmap(lambda key: permute_weights(key, weights, visible))(jax.random.split(jax.random.key(0), 32))
+    >>> sorted(set(map(tuple, drawn.tolist())))  # the key that is not visible stays without weight
+    [(0.25, 0.25, 0.5, 0.0), (0.25, 0.5, 0.25, 0.0), (0.5, 0.25, 0.25, 0.0)]
     """
     given = measured("weights", weights, 1, "[..., S]")
     mask = visible_mask(visible, given)
@@ -204,6 +233,12 @@ def total_variation(p: Float[ArrayLike, "*b c"], q: Float[ArrayLike, "*b c"]) ->
     Raises:
         ValueError: if the shapes differ, or there is no outcome.
         TypeError: if an array is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import total_variation
+    >>> p, others = jnp.array([1.0, 0.0, 0.0]), jnp.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    >>> [float(total_variation(p, q)) for q in others]
+    [0.0, 0.5, 1.0]
     """
     first, second = measured("p", p, 1, "[..., C]"), measured("q", q, 1, "[..., C]")
     checks.shape("q", second, first.shape, "of p")

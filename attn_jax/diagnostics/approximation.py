@@ -27,6 +27,15 @@ class Candidate:
             in the value, as attention is. If random, it gets a PRNG key as a fourth argument.
         random: whether it draws.
         cost: what it costs, as counted by `attn_jax.diagnostics.costs`; carried into the report.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import Candidate, Work, approximation_report
+    >>> x, value = jnp.zeros((4, 1, 2)), jnp.arange(4.0).reshape(4, 1, 1)
+    >>> any_key = lambda query, key, value, rng: jnp.broadcast_to(jax.random.choice(rng, value), value.shape)
+    >>> candidate = Candidate(any_key, random=True, cost=Work(flops=0, bytes=4))  # the value of a key that is drawn
+    >>> found = approximation_report(x, x, value, {"any key": candidate}, top_k=1)["any key"]
+    >>> bool(found.variance[0] > 0), found.mass_kept.tolist(), found.cost.bytes
+    (True, [0.25], 4)
     """
 
     function: Callable[..., Array]
@@ -51,6 +60,16 @@ class Approximation:
         negative_mass: mean of Σ_j max(−p̂_j, 0).
         variance: mean over draws of ‖ô − mean ô‖² / ‖o‖², with D − 1 in place of D; 0 if nothing is drawn.
         cost: as the candidate said.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import approximation_report
+    >>> x, value = jnp.zeros((4, 1, 2)), jnp.arange(4.0).reshape(4, 1, 1)  # four keys of weight 1/4 each
+    >>> first = lambda query, key, value: jnp.broadcast_to(value[:1], value.shape)  # the first key alone
+    >>> found = approximation_report(x, x, value, {"first": first}, top_k=1)["first"]
+    >>> found.mass_kept.tolist(), found.output_error.tolist()
+    ([0.25], [1.0])
+    >>> bool(jnp.allclose(found.entropy_shift, -jnp.log(4)))
+    True
     """
 
     output_error: _Head

@@ -41,6 +41,15 @@ class AttentionSpectrum:
             `q = σ / Σσ` over all singular values, whatever those not computed are; see `attention_spectrum`.
         converged: boolean `[*B, N]`, whether all residuals of the head are within the tolerance.
         iterations: int32, how often the block was grown; 0 where the square itself was decomposed.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import attention_spectrum
+    >>> x = jnp.zeros((4, 1, 2))  # equal logits: every entry of the weights is 1/4, of rank one
+    >>> found = attention_spectrum(x, x, k=1)
+    >>> bool(jnp.allclose(found.left[:, 0] * found.values[0] @ found.right[:, 0].T, 0.25, atol=1e-6))
+    True
+    >>> found.converged.tolist(), int(found.iterations)  # so few that the square was decomposed
+    ([True], 0)
     """
 
     values: Float[Array, "*b n k"]

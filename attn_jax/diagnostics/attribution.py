@@ -31,6 +31,12 @@ def gradient_attribution(output: Output, weights: Float[ArrayLike, "*w"]) -> Flo
     Raises:
         ValueError: if `output` returns more than one number.
         TypeError: if `weights` is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import gradient_attribution
+    >>> weights, values = jnp.array([0.75, 0.25, 0.0]), jnp.array([4.0, -8.0, 100.0])
+    >>> gradient_attribution(lambda weights: weights @ values, weights).tolist()  # weight times value
+    [3.0, -2.0, 0.0]
     """
     array = measured("weights", weights, 0, "[N, T, S]")
     return array * jax.grad(_scalar(output))(array)
@@ -45,6 +51,13 @@ class Integrated:
         values: as the weights, with signs.
         change: y at the weights less y at the baseline.
         gap: the sum of the values less the change: 0 but for the error of the sum over the way.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import integrated_gradients
+    >>> output, weights = lambda weights: jnp.sum(weights**4), jnp.array([1.0, 0.0])
+    >>> found = integrated_gradients(output, weights, baseline=jnp.array([0.5, 0.5]))
+    >>> float(found.change), bool(abs(found.gap) < 1e-5)
+    (0.875, True)
     """
 
     values: Float[Array, "*w"]
@@ -76,6 +89,14 @@ def integrated_gradients(
         TypeError: if an array is not floating.
 
     Reference: Sundararajan et al. 2017, "Axiomatic attribution for deep networks", equation 1.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import gradient_attribution, integrated_gradients
+    >>> output, weights = lambda weights: (weights @ jnp.array([2.0, -4.0])) ** 2, jnp.array([0.5, 0.5])
+    >>> float(output(weights)), integrated_gradients(output, weights).values.round(3).tolist()  # they add up to it
+    (1.0, [-1.0, 2.0])
+    >>> gradient_attribution(output, weights).tolist()  # these do not
+    [-2.0, 4.0]
     """
     array = measured("weights", weights, 0, "[N, T, S]")
     start = jnp.zeros_like(array) if baseline is None else measured("baseline", baseline, 0, "[N, T, S]")
@@ -103,6 +124,13 @@ class RankAgreement:
         mean: over the examples that have a value.
         low, high: 95% interval of the mean over examples, Student's t.
         null_low, null_high: where 95% of such means lie if one account is permuted within each example.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import rank_agreement
+    >>> weights = np.random.default_rng(0).random((8, 6))
+    >>> found = rank_agreement(weights, np.exp(weights))  # the same order
+    >>> round(found.mean, 6), bool(found.null_low < 0 < found.null_high < found.mean)
+    (1.0, True)
     """
 
     values: np.ndarray
@@ -140,6 +168,13 @@ def rank_agreement(
         TypeError: if `first` or `second` is not floating, or `counted` not boolean.
 
     Reference: Kendall 1945; Jain and Wallace 2019, section 4.1.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import rank_agreement
+    >>> weights = np.array([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.1, 0.2, 0.7]])
+    >>> importance = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0], [5.0, 5.0, 5.0]])  # alike, opposite, all the same
+    >>> rank_agreement(weights, importance).values.round(6).tolist()
+    [1.0, -1.0, nan]
     """
     from scipy import stats  # most of a second to import, and only this function needs it
 

@@ -28,6 +28,12 @@ def head_clusters(distance: Float[ArrayLike, "n n"], *, threshold: float) -> Int
         TypeError: if `distance` is not floating.
 
     Reference: Sokal and Michener 1958 (average linkage).
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import head_clusters
+    >>> distance = np.array([[0.0, 0.9, 0.1], [0.9, 0.0, 0.8], [0.1, 0.8, 0.0]])
+    >>> head_clusters(distance, threshold=0.2).tolist(), head_clusters(distance, threshold=0.9).tolist()
+    ([0, 1, 0], [0, 0, 0])
     """
     from scipy.cluster import hierarchy  # half a second to import, and only this function needs it
     from scipy.spatial.distance import squareform

@@ -30,7 +30,12 @@ DENSE_PRODUCTS = {"forward": 2, "backward": 4}  # it keeps the weights
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """FLOPs of the products, and bytes that leave or enter the cache."""
+    """FLOPs of the products, and bytes that leave or enter the cache.
+
+    >>> from attn_jax.diagnostics import Work
+    >>> Work(flops=200, bytes=64) + Work(flops=100, bytes=32)
+    Work(flops=300, bytes=96)
+    """
 
     flops: int
     bytes: int

@@ -27,6 +27,12 @@ def entropy(weights: Float[ArrayLike, "*b s"]) -> Float[Array, "*b"]:
     Raises:
         ValueError: if `weights` has no axis, or no key.
         TypeError: if it is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import entropy
+    >>> weights = jnp.array([[1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    >>> jnp.exp(entropy(weights)).round(3).tolist()  # as many keys, equally likely
+    [1.0, 2.0, 4.0]
     """
     p = renormalize(measured("weights", weights, 1, "[..., S]"))
     zero = p == 0
@@ -46,6 +52,14 @@ def entropy_from_logits(logits: Float[ArrayLike, "*b s"]) -> Float[Array, "*b"]:
     Raises:
         ValueError: if `logits` has no axis, or no key.
         TypeError: if it is not floating.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import entropy, entropy_from_logits
+    >>> logits = jnp.array([[3.0, 1.0, -2.0], [0.0, 0.0, -jnp.inf]])
+    >>> bool(jnp.allclose(entropy_from_logits(logits), entropy(jax.nn.softmax(logits)), atol=1e-5))
+    True
+    >>> bool(jnp.allclose(entropy_from_logits(logits)[1], jnp.log(2)))  # two visible keys, equally likely
+    True
     """
     s = measured("logits", logits, 1, "[..., S]")
     # H does not depend on the maximum, so no gradient flows through it; an empty row has none to shift by.
@@ -76,6 +90,14 @@ def normalized_entropy(weights: Float[ArrayLike, "*b s"], *, visible_keys: Int[A
     Raises:
         ValueError: if `visible_keys` does not fit the rows, or is a count that cannot be.
         TypeError: if `weights` is not floating or `visible_keys` not integer.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import normalized_entropy
+    >>> weights = jnp.array([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    >>> normalized_entropy(weights, visible_keys=jnp.array([2, 4])).round(3).tolist()  # uniform over what they see
+    [1.0, 1.0]
+    >>> normalized_entropy(weights, visible_keys=jnp.array([4, 4])).round(3).tolist()  # the first chose two of four
+    [0.5, 1.0]
     """
     nats = entropy(weights)
     n = per_row("visible_keys", visible_keys, nats.shape, most=jnp.shape(weights)[-1])
@@ -92,12 +114,18 @@ def entropy_without(weights: Float[ArrayLike, "*b s"], *, key: int = 0) -> Float
         key: index of the key to leave out.
 
     Returns:
-        Nats, `[...]`; 0 where nothing else is seen. To normalise it divide by `ln(n − 1)`, that is,
-        `normalized_entropy(without_key(weights), visible_keys=n - 1)` where key `k` is visible.
+        Nats, `[...]`, of the other weights renormalised; 0 where nothing else is seen. To normalise it divide by
+        `ln(n − 1)`, with n the keys that are visible, the left-out one among them.
 
     Raises:
         ValueError: if `key` is not an index of a key.
         TypeError: if `weights` is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import entropy_without
+    >>> weights = jnp.array([[0.98, 0.01, 0.01], [0.98, 0.02, 0.0]])  # two queries on a sink
+    >>> jnp.exp(entropy_without(weights)).round(3).tolist()  # beside it, one looks at two keys, one at a single key
+    [2.0, 1.0]
     """
     return entropy(without_key(weights, key))
 
@@ -123,6 +151,13 @@ def entropy_lower_bound(logit_variance: Float[ArrayLike, "*b"], visible_keys: In
 
     Reference:
         Zhai et al. 2023, "Stabilizing transformer training by preventing attention entropy collapse", Theorem 3.1.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import entropy_from_logits, entropy_lower_bound
+    >>> logits = jnp.array([[3.0, 0.0, 0.0, 0.0], [3.0, 3.0, 0.0, 0.0]])
+    >>> gap = entropy_from_logits(logits) - entropy_lower_bound(logits.var(axis=-1), 4)
+    >>> bool(jnp.allclose(gap[0], 0, atol=1e-5)), bool(gap[1] > 0.1)  # reached by the one, not by the other
+    (True, True)
     """
     variance = measured("logit_variance", logit_variance, 0, "[...]")
     count = per_row("visible_keys", visible_keys, variance.shape)
@@ -143,6 +178,12 @@ def participation(sum_p2: Float[ArrayLike, "*b"]) -> Float[Array, "*b"]:
 
     Raises:
         TypeError: if `sum_p2` is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import participation
+    >>> weights = jnp.array([[1.0, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    >>> participation(jnp.sum(weights**2, axis=-1)).tolist()
+    [1.0, 4.0]
     """
     squares = measured("sum_p2", sum_p2, 0, "[...]")
     return divide(jnp.ones((), squares.dtype), squares)

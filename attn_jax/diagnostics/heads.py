@@ -39,6 +39,13 @@ class HeadSummary:
         score_rank: effective rank of the centred scores q (k - mean k)ᵀ, before bias, cap and mask; at most H. Of the
             finite rows that see a key, and the keys that these see; without such a row NaN.
         non_finite: how many rows have a logit that is not finite among those they may see.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import summarize_heads
+    >>> x = jnp.zeros((4, 1, 2))  # equal logits: uniform weights
+    >>> summary = jax.jit(summarize_heads, static_argnames="is_causal")(x, x, is_causal=True)
+    >>> summary.normalized_entropy.round(3).tolist(), summary.saturated.tolist(), summary.non_finite.tolist()
+    ([1.0], [0.0], [0])
     """
 
     normalized_entropy: _Head
@@ -83,6 +90,13 @@ def summarize_heads(
     does: there JAX refuses every NaN that comes out.
 
     Reference: Zhai et al. 2023 (entropy); Xiao et al. 2023 (sinks).
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import summarize_heads
+    >>> query, key = jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 2)).at[0].set(9.0)  # a sink, and nothing else to choose by
+    >>> summary = jax.jit(summarize_heads, static_argnames="is_causal")(query, key, is_causal=True)
+    >>> summary.sink_mass.round(2).tolist(), summary.normalized_entropy_no_sink.round(2).tolist()
+    ([1.0], [1.0])
     """
     fields = (
         "logsumexp", "normalized_entropy", "logit_variance", "max_logit", "max_abs_logit", "max_weight",

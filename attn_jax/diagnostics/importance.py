@@ -33,6 +33,12 @@ def gate_gradients(loss: Loss, gates: Float[ArrayLike, "*g"], examples: Any) -> 
     Raises:
         ValueError: if there is no example, leaves differ in E, or the loss is not a scalar.
         TypeError: if `gates` is not floating or `loss` not a function.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import gate_gradients
+    >>> loss = lambda gates, example: jnp.sum(gates * example)  # what each head brings to the loss
+    >>> gate_gradients(loss, jnp.ones(2), jnp.array([[2.0, 0.0], [-2.0, 1.0]])).tolist()
+    [[2.0, 0.0], [-2.0, 1.0]]
     """
     gates = measured("gates", gates, 0, "[L, N]")
     _check_examples(examples)
@@ -73,6 +79,12 @@ def head_importance(
         ValueError, TypeError: as `gate_gradients`.
 
     Reference: Michel et al. 2019, "Are sixteen heads really better than one?", equation 2.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import head_importance
+    >>> loss = lambda gates, example: jnp.sum(gates * example)  # what each head brings to the loss
+    >>> head_importance(loss, jnp.ones(2), jnp.array([[2.0, 0.0], [-2.0, 1.0]])).tolist()  # 2 and -2 do not cancel
+    [2.0, 0.5]
     """
     importance = jnp.mean(jnp.abs(gate_gradients(loss, gates, examples)), axis=0)
     if not checks.boolean("normalize", normalize):

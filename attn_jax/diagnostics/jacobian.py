@@ -24,6 +24,11 @@ def softmax_jacobian_trace(weights: Float[ArrayLike, "*b s"]) -> Float[Array, "*
     Raises:
         ValueError: if `weights` has no axis, or no key.
         TypeError: if it is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import softmax_jacobian_trace
+    >>> softmax_jacobian_trace(jnp.array([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])).tolist()  # 1 - 1/4, and 0
+    [0.75, 0.0]
     """
     largest, others = _split(weights)
     return largest * jnp.sum(others, axis=-1) + jnp.sum(others * (1 - others), axis=-1)
@@ -44,6 +49,14 @@ def softmax_jacobian_norm(weights: Float[ArrayLike, "*b s"]) -> Float[Array, "*b
     Raises:
         ValueError: if `weights` has no axis, or no key.
         TypeError: if it is not floating.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import softmax_jacobian_norm
+    >>> weights = np.array([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]], np.float32)
+    >>> jacobians = [np.diag(p) - np.outer(p, p) for p in weights]
+    >>> norm = softmax_jacobian_norm(weights)
+    >>> bool(np.allclose(norm, np.linalg.norm(jacobians, axis=(-2, -1)))), float(norm[1])  # one-hot: no gradient
+    (True, 0.0)
     """
     largest, others = _split(weights)
     tail_1, tail_2, tail_3 = (jnp.sum(others**r, axis=-1) for r in (1, 2, 3))

@@ -38,6 +38,12 @@ def sink_mass(
     Raises:
         ValueError: if `key` is no index of a key, or positions do not fit.
         TypeError: if `weights` is not floating, or positions are not integers.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import sink_mass
+    >>> sink, itself = jnp.array([[1.0, 0.0], [1.0, 0.0]]), jnp.eye(2)  # two heads of two queries
+    >>> sink_mass(jnp.stack([sink, itself])).tolist()  # the first query has no other key to look at
+    [1.0, 0.5]
     """
     p = measured("weights", weights, 3, "[*B, N, T, S]")
     k = key_index(key, p.shape[-1])
@@ -70,6 +76,12 @@ def diagonal_mass(
     Raises:
         ValueError: if `back` is negative, `without` is no index of a key, or positions do not fit.
         TypeError: if `weights` is not floating, or positions are not integers.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import diagonal_mass
+    >>> heads = jnp.stack([jnp.eye(4), jnp.eye(4, k=-2)])  # on itself; two back
+    >>> diagonal_mass(heads).tolist(), diagonal_mass(heads, back=2).tolist()
+    ([1.0, 0.0], [0.0, 1.0])
     """
     p = _pattern(weights, without)
     there = _steps_back(p, query_positions, key_positions) == checks.positive_int("back", back, least=0)
@@ -83,7 +95,14 @@ def previous_token_mass(
     query_positions: Int[ArrayLike, "..."] | None = None,
     key_positions: Int[ArrayLike, "..."] | None = None,
 ) -> Float[Array, "*b n"]:
-    """Mean weight on the token before, mean `p_{i,i−1}`: `diagonal_mass` with `back=1`, same arguments and errors."""
+    """Mean weight on the token before, mean `p_{i,i−1}`: `diagonal_mass` with `back=1`, same arguments and errors.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import previous_token_mass
+    >>> heads = jnp.stack([jnp.eye(4, k=-1), jnp.eye(4)])  # on the token before; on itself
+    >>> previous_token_mass(heads).tolist()
+    [1.0, 0.0]
+    """
     return diagonal_mass(weights, back=1, without=without, query_positions=query_positions, key_positions=key_positions)
 
 
@@ -108,6 +127,12 @@ def mean_distance(
     Raises:
         ValueError: if `without` is no index of a key, or positions do not fit.
         TypeError: if `weights` is not floating, or positions are not integers.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import mean_distance
+    >>> heads = jnp.stack([jnp.eye(4), jnp.eye(4, k=-1), jnp.eye(4, k=-2)])  # on itself, one back, two back
+    >>> mean_distance(heads).tolist()
+    [0.0, 1.0, 2.0]
     """
     p = _pattern(weights, without)
     return _mean(_row_distance(p, _steps_back(p, query_positions, key_positions)), _seeing(p))
@@ -139,6 +164,13 @@ def distance_ratio(
     Raises:
         ValueError: if `visible` does not fit, `without` is no index of a key, or positions do not fit.
         TypeError: if `weights` is not floating, `visible` not boolean, or positions are not integers.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import distance_ratio
+    >>> visible = jnp.tri(4, dtype=bool)
+    >>> heads = jnp.stack([jnp.eye(4), visible / jnp.arange(1.0, 5)[:, None]])  # on itself; uniform
+    >>> distance_ratio(heads, visible).round(3).tolist()
+    [0.0, 1.0]
     """
     p = _pattern(weights, without)
     mask = checks.as_array("visible", visible)

@@ -16,6 +16,13 @@ class Probe:
         accuracy: `[folds]`, on the items of each fold, by a probe that was fitted to the others.
         control: `[folds]`, the same with the labels shuffled among all items before anything is fitted.
         majority: share of the most frequent label: the accuracy of looking at nothing.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import linear_probe
+    >>> labels = np.arange(60) % 3
+    >>> found = linear_probe(np.eye(3)[labels], labels)  # features that hold the label
+    >>> found.accuracy.tolist(), round(found.majority, 3), bool(found.control.mean() < 0.6)
+    ([1.0, 1.0, 1.0, 1.0, 1.0], 0.333, True)
     """
 
     accuracy: Float[np.ndarray, " folds"]
@@ -57,6 +64,13 @@ def linear_probe(
         TypeError: if `features` is not floating, or `labels` or `groups` no integers.
 
     Reference: Alain and Bengio 2016 (probes); Hewitt and Liang 2019 (controls).
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import linear_probe
+    >>> x = np.random.default_rng(0).standard_normal((200, 2))
+    >>> side, parity = (x[:, 0] > x[:, 1]).astype(int), (x[:, 0] * x[:, 1] > 0).astype(int)
+    >>> [bool(linear_probe(x, labels).accuracy.mean() > 0.9) for labels in (side, parity)]  # no plane separates parity
+    [True, False]
     """
     x = np.asarray(checks.floating_array("features", features), np.float64)
     checks.rank("features", x, 2, "[n, D]")

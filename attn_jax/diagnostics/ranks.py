@@ -38,6 +38,12 @@ def numerical_rank(matrix: Float[ArrayLike, "*b m n"], *, tolerance: ArrayLike |
     Raises:
         ValueError: if `matrix` has fewer than two axes or no entries, or `tolerance` does not fit.
         TypeError: if `matrix` is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import numerical_rank
+    >>> matrices = jnp.stack([jnp.ones((3, 3)), jnp.diag(jnp.array([1.0, 0.1, 0.001]))])
+    >>> numerical_rank(matrices).tolist(), numerical_rank(matrices, tolerance=0.01).tolist()
+    ([1, 3], [1, 2])
     """
     sigma = _singular_values(matrix)
     if tolerance is None:
@@ -63,6 +69,11 @@ def stable_rank(matrix: Float[ArrayLike, "*b m n"]) -> Float[Array, "*b"]:
 
     Reference:
         Rudelson and Vershynin 2007, "Sampling from large matrices".
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import stable_rank
+    >>> float(stable_rank(jnp.diag(jnp.array([2.0, 1.0, 1.0]))).round(4))  # (4 + 1 + 1) / 4
+    1.5
     """
     return stable_rank_of(_singular_values(matrix))
 
@@ -82,6 +93,12 @@ def effective_rank(matrix: Float[ArrayLike, "*b m n"]) -> Float[Array, "*b"]:
 
     Reference:
         Roy and Vetterli 2007, "The effective rank: a measure of effective dimensionality".
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import effective_rank
+    >>> matrices = jnp.stack([jnp.eye(3), jnp.ones((3, 3)), jnp.diag(jnp.array([1.0, 1.0, 0.0]))])
+    >>> effective_rank(matrices).round(2).tolist()
+    [3.0, 1.0, 2.0]
     """
     return effective_rank_of(_singular_values(matrix))
 
@@ -107,6 +124,12 @@ def rank_one_residual(
 
     Reference:
         Dong, Cordonnier and Loukas 2021, "Attention is not all you need", equation 2 (composite norm).
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import rank_one_residual
+    >>> tokens = jnp.array([[[3.0, 4.0], [3.0, 4.0]], [[3.0, 4.0], [-3.0, -4.0]]])
+    >>> rank_one_residual(tokens).round(4).tolist()  # the same token twice; tokens whose mean is 0
+    [0.0, 1.0]
     """
     checks.one_of("norm", norm, ("frobenius", "l1_linf"))
     tokens = unit_scale(measured("x", x, 2, "[..., T, D]"), 2)

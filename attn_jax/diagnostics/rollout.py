@@ -29,6 +29,13 @@ def attention_rollout(weights: Float[ArrayLike, "l *b n t t"]) -> Float[Array, "
         TypeError: if `weights` is not floating.
 
     Reference: Abnar and Zuidema 2020, "Quantifying attention flow in transformers", equation 1.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import attention_rollout
+    >>> weights = jnp.array([[1.0, 0.0], [1.0, 0.0]])  # both positions attend to the first
+    >>> two_layers = jnp.broadcast_to(weights, (2, 1, 2, 2))
+    >>> attention_rollout(two_layers).tolist()  # each layer leaves position 1 half of what it had of itself
+    [[1.0, 0.0], [0.75, 0.25]]
     """
     array = measured("weights", weights, 3, "[L, *B, N, T, T]")
     checks.minimum_rank("weights", array, 4, "[L, *B, N, T, T]")
@@ -53,6 +60,12 @@ def uniform_rollout(visible: Bool[ArrayLike, "*b t t"], num_layers: int) -> Floa
     Raises:
         ValueError: if `visible` is not square or `num_layers` not positive.
         TypeError: if `visible` is not boolean.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import uniform_rollout
+    >>> causal = jnp.tri(2, dtype=bool)
+    >>> [uniform_rollout(causal, num_layers)[1].tolist() for num_layers in (1, 2)]  # it drains to the first token
+    [[0.25, 0.75], [0.4375, 0.5625]]
     """
     mask = checks.as_array("visible", visible)
     if mask.dtype != bool:

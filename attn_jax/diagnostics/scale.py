@@ -78,6 +78,14 @@ def effective_scale(
     Raises:
         ValueError: if a shape does not fit, or `scale` is given.
         TypeError: if an array is not floating.
+
+    >>> import jax
+    >>> from attn_jax import dot_product_attention
+    >>> from attn_jax.diagnostics import effective_scale
+    >>> x = jax.random.normal(jax.random.key(0), (6, 1, 4))
+    >>> output = dot_product_attention(x, x, x, scale=1.0)  # the division by √H was forgotten
+    >>> effective_scale(x, x, x, output).round(2).tolist()
+    [1.0]
     """
     for fitted in ("scale", "return_residual", "dropout_rate", "dropout_rng"):
         if fitted in options:
@@ -129,6 +137,13 @@ class NamedScale:
         factor: what that rule gives at these widths.
         ratio: the fitted scale over `factor`; 1 when they agree.
         also: other rules that give the same factor at these widths, such as 1/√D = 1/H at D = H².
+
+    >>> from attn_jax.diagnostics import name_scale
+    >>> found = name_scale(0.125, head_width=64, model_width=4096)
+    >>> found.rule, found.factor, found.ratio
+    ('inverse_sqrt', 0.125, 1.0)
+    >>> name_scale(1 / 64, head_width=64, model_width=4096).also  # widths at which 1/H is 1/√D
+    ('inverse_sqrt_model',)
     """
 
     rule: str

@@ -39,6 +39,12 @@ def head_similarity(
         TypeError: if `weights` is not floating, or `visible` not boolean.
 
     Reference: Lin 1991, "Divergence measures based on the Shannon entropy", equation 3.7.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import head_similarity
+    >>> itself, next_key = jnp.eye(3), jnp.roll(jnp.eye(3), 1, axis=-1)
+    >>> head_similarity(jnp.stack([itself, itself, next_key])).round(3).tolist()  # 0 is the same, 1 no key in common
+    [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
     """
     p = renormalize(measured("weights", weights, 3, "[*B, N, T, S]"))
     counted = choosing_rows(p, visible_mask(visible, p))
@@ -81,6 +87,14 @@ def linear_cka(x: Float[ArrayLike, "*b n p"], y: Float[ArrayLike, "*b n q"]) -> 
         TypeError: if an array is not floating.
 
     Reference: Kornblith et al. 2019, "Similarity of neural network representations revisited", equation 3.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import linear_cka
+    >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])  # four items of two features
+    >>> turned = 3 * x @ jnp.array([[0.6, 0.8], [-0.8, 0.6]]) + 1
+    >>> unrelated = jnp.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    >>> round(float(linear_cka(x, turned)), 3), round(float(linear_cka(x, unrelated)), 3)
+    (1.0, 0.0)
     """
     x, y = (measured(name, given, 2, f"[*B, n, {axis}]") for name, given, axis in (("x", x, "p"), ("y", y, "q")))
     checks.shape("y", y, (*x.shape[:-1], y.shape[-1]), "[*B, n, q], the items of x,")

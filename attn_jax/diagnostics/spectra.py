@@ -27,6 +27,13 @@ class Ranks:
         numerical: int32 `[*B, N]`, number of singular values above the tolerance.
         stable: `[*B, N]`, `Σσ² / σ₁²`.
         effective: `[*B, N]`, exponential of the entropy of `σ / Σσ`.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import logit_ranks
+    >>> query, key = jnp.diag(jnp.array([2.0, 1.0]))[:, None], jnp.eye(2)[:, None]  # scores of diagonal 2, 1
+    >>> ranks = logit_ranks(query, key, centred=False)
+    >>> ranks.numerical.tolist(), ranks.stable.round(3).tolist(), bool(1.25 < ranks.effective[0] < 2)
+    ([2], [1.25], True)
     """
 
     numerical: Int[Array, "*b n"]
@@ -64,6 +71,14 @@ def logit_spectrum(
     Raises:
         ValueError: if the shapes do not fit each other, or `scale` is not finite.
         TypeError: if `query` or `key` is not floating, or a mask not boolean.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import logit_spectrum
+    >>> x = jnp.eye(2)[:, None]  # the scores are the identity
+    >>> logit_spectrum(x, x, scale=1.0, centred=False).round(3).tolist()
+    [[1.0, 1.0]]
+    >>> logit_spectrum(x, x, scale=1.0).round(3).tolist()  # the mean key takes away what no softmax sees
+    [[1.0, 0.0]]
     """
     factors = _factors(query, key, query_mask, key_mask)
     factor = 1 / math.sqrt(factors.query.shape[-1]) if scale is None else abs(checks.finite_number("scale", scale))
@@ -95,6 +110,12 @@ def logit_ranks(
     Raises:
         ValueError: if the shapes do not fit each other.
         TypeError: if `query` or `key` is not floating, or a mask not boolean.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import logit_ranks
+    >>> x = jnp.eye(2)[:, None]  # the scores are the identity
+    >>> logit_ranks(x, x, centred=False).numerical.tolist(), logit_ranks(x, x).numerical.tolist()
+    ([2], [1])
     """
     factors = _factors(query, key, query_mask, key_mask)
     factors = factors._replace(query=unit_scale(factors.query, 2), key=unit_scale(factors.key, 2))

@@ -25,6 +25,12 @@ def score_asymmetry(scores: Float[ArrayLike, "*b t t"]) -> Float[Array, "*b"]:
     Raises:
         ValueError: if `scores` is not square.
         TypeError: if it is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import score_asymmetry
+    >>> symmetric, antisymmetric = jnp.array([[0.0, 1.0], [1.0, 0.0]]), jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+    >>> score_asymmetry(jnp.stack([symmetric, antisymmetric, symmetric + antisymmetric])).tolist()
+    [0.0, 1.0, 0.5]
     """
     s = unit_scale(_square("scores", scores), 2)
     antisymmetric = (s - jnp.swapaxes(s, -1, -2)) / 2
@@ -43,6 +49,12 @@ def matrix_symmetry(matrix: Float[ArrayLike, "*b d d"]) -> Float[Array, "*b"]:
     Raises:
         ValueError: if `matrix` is not square.
         TypeError: if it is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import matrix_symmetry
+    >>> symmetric, antisymmetric = jnp.array([[0.0, 1.0], [1.0, 0.0]]), jnp.array([[0.0, 1.0], [-1.0, 0.0]])
+    >>> matrix_symmetry(jnp.stack([symmetric, antisymmetric, symmetric + antisymmetric])).tolist()
+    [1.0, -1.0, 0.0]
     """
     w = unit_scale(_square("matrix", matrix), 2)
     return divide(jnp.sum(w * jnp.swapaxes(w, -1, -2), axis=(-2, -1)), jnp.sum(w**2, axis=(-2, -1)))
@@ -65,6 +77,12 @@ def weight_symmetry(
     Raises:
         ValueError: if the shapes do not fit each other.
         TypeError: if a weight is not floating.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax.diagnostics import weight_symmetry
+    >>> query_weight, turned = jnp.eye(2)[:, None], jnp.array([[0.0, -1.0], [1.0, 0.0]])[:, None]
+    >>> weight_symmetry(query_weight, query_weight).tolist(), weight_symmetry(query_weight, turned).tolist()
+    ([1.0], [-1.0])
     """
     wq, wk = measured("query_weight", query_weight, 3, "[D, N, H]"), measured("key_weight", key_weight, 3, "[D, K, H]")
     checks.rank("query_weight", wq, 3, "[D, N, H]")

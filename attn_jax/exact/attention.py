@@ -32,6 +32,15 @@ class Choice:
         implementation: its name, as `dot_product_attention` takes it.
         reason: why this one.
         refused: per implementation that cannot do the problem, what stands in its way.
+
+    >>> import jax.numpy as jnp
+    >>> from attn_jax import choose_implementation
+    >>> x = jnp.ones((1, 4, 2, 8))
+    >>> choice = choose_implementation(x, x, x, is_causal=True)
+    >>> choice.implementation, choice.reason
+    ('dense', '4 queries by 4 keys are few: one pass will do')
+    >>> choice.refused["cudnn"]
+    'it takes float16 and bfloat16, got float32'
     """
 
     implementation: str
@@ -121,9 +130,11 @@ def dot_product_attention(
     Reference: Vaswani et al. 2017, equation 1; grouped queries: Ainslie et al. 2023; soft cap: Gemma Team 2024.
 
     >>> import jax.numpy as jnp
-    >>> x = jnp.ones((2, 5, 4, 8))
-    >>> dot_product_attention(x, x[..., :2, :], x[..., :2, :], is_causal=True).shape
-    (2, 5, 4, 8)
+    >>> key, value = 20 * jnp.eye(2)[:, None, :], jnp.array([[[1.0]], [[2.0]]])  # two tokens, one head
+    >>> dot_product_attention(key[::-1], key, value)[:, 0, 0].tolist()  # a query like a key fetches its value
+    [2.0, 1.0]
+    >>> dot_product_attention(key[::-1], key, value, is_causal=True)[:, 0, 0].tolist()  # the first sees only the first
+    [1.0, 1.0]
     """
     problem = prepare(
         query, key, _required("value", value), bias, mask,
@@ -165,6 +176,9 @@ def choose_implementation(
 
     Args:
         query, key, value, ...: as for `dot_product_attention`.
+
+    Returns:
+        The `Choice`.
 
     Raises:
         ValueError: also where the implementation asked for cannot do the problem.

@@ -40,6 +40,15 @@ class KVCache:
         lengths: int32 `[*B]`, tokens seen so far: the position of the next one. At most C in a full cache.
         overflowed: boolean `[*B]`, whether a full cache was given tokens, under `jit`, that it had no slot for.
         window: None for a full cache; w for a ring, whose attention reaches w keys back, the query's own included.
+
+    >>> from attn_jax import empty_cache
+    >>> x = jnp.ones((1, 3, 1, 4))
+    >>> cache = empty_cache(1, 5, num_kv_heads=1, head_width=4).append(x, x)
+    >>> cache.lengths.tolist(), cache.positions.tolist()
+    ([3], [[0, 1, 2, -1, -1]])
+    >>> cache.append(x, x)
+    Traceback (most recent call last):
+    ValueError: cache must have room for the tokens it is given: its capacity is 5, and an item would have 6
     """
 
     key: Float[Array, "*b k c h"]
@@ -169,8 +178,9 @@ def empty_cache(
     Raises:
         ValueError, TypeError: on a size that is not a positive integer, or a window beyond the capacity.
 
-    >>> empty_cache(2, 16, num_kv_heads=1, head_width=8).positions.shape
-    (2, 16)
+    >>> x, ring = jnp.ones((1, 3, 1, 4)), empty_cache(1, 2, num_kv_heads=1, head_width=4, window=2)
+    >>> ring.positions.tolist(), ring.append(x, x).positions.tolist()  # -1 is an empty slot
+    ([[-1, -1]], [[2, 1]])
     """
     sizes = {"capacity": capacity, "num_kv_heads": num_kv_heads, "head_width": head_width}
     capacity, num_kv_heads, head_width = (checks.positive_int(name, x) for name, x in sizes.items())
@@ -232,10 +242,11 @@ def cached_attention(
     Raises:
         ValueError, TypeError: as `dot_product_attention`, and where something above is refused.
 
-    >>> import jax.numpy as jnp
-    >>> x, cache = jnp.ones((2, 5, 1, 4)), empty_cache(2, 16, num_kv_heads=1, head_width=4)
-    >>> cached_attention(x, x, x, cache.append(x, x)).shape
-    (2, 5, 1, 4)
+    >>> x = jax.random.normal(jax.random.key(0), (1, 4, 1, 4))
+    >>> cache, last = empty_cache(1, 8, num_kv_heads=1, head_width=4).append(x[:, :3], x[:, :3]), x[:, 3:]
+    >>> decoded = jax.jit(cached_attention)(last, last, last, cache)
+    >>> bool(jnp.allclose(decoded, dot_product_attention(x, x, x, is_causal=True)[:, 3:], atol=1e-5))
+    True
     """
     if not isinstance(cache, KVCache):
         raise TypeError(f"cache must be a KVCache, as empty_cache makes it, got {type(cache).__name__}")

@@ -38,7 +38,14 @@ class Blockwise:
         entries: about how many logits one step may hold: heads and batch items share a step while they fit.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError, TypeError: a size below 1 or no integer.
+
+    >>> from attn_jax import Blockwise, dot_product_attention
+    >>> x = jax.random.normal(jax.random.key(0), (12, 1, 4))
+    >>> tiled = dot_product_attention(x, x, x, is_causal=True, implementation=Blockwise(queries=5, keys=4))
+    >>> dense = dot_product_attention(x, x, x, is_causal=True, implementation="dense")
+    >>> bool(jnp.allclose(tiled, dense, atol=1e-5))
+    True
     """
 
     queries: int | None = None

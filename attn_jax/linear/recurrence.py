@@ -32,6 +32,14 @@ class LinearState:
         normalizer: `[*B, K, R]`, the same sum of k; None where outputs are not normalised.
         shift: `[*B, K]`, the largest log-feature of a key so far, which `memory` is relative to; None but for
             features that are exponentials (see `linear_attention`).
+
+    >>> from attn_jax.linear import linear_recurrence
+    >>> ones = jnp.ones((2, 1, 1))
+    >>> _, state = linear_recurrence(ones, ones, ones, return_state=True)
+    >>> state.memory.tolist()
+    [[[2.0]]]
+    >>> linear_recurrence(ones, ones, ones, initial_state=state)[:, 0, 0].tolist()
+    [3.0, 4.0]
     """
 
     memory: Float[Array, "*b k r v"]

@@ -65,6 +65,11 @@ def state_space(
         TypeError: a wrong type or dtype.
 
     Reference: Dao & Gu 2024 (state space duality), sections 2 and 6; Gu & Dao 2023.
+
+    >>> import jax.numpy as jnp
+    >>> ones, decay = jnp.ones((4, 1, 1)), jnp.array([[1.0], [1.0], [0.25], [1.0]])  # the third forgets
+    >>> state_space(ones, ones, ones, jnp.log(decay))[:, 0, 0].round(4).tolist()
+    [1.0, 2.0, 1.5, 2.5]
     """
     query, key, value = check_inputs(query, key, value, is_causal=True)
     query, counted = without_padding(query, lengths)

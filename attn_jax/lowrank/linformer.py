@@ -63,10 +63,12 @@ def linformer_attention(
 
     Reference: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", equation 7.
 
-    >>> import jax
-    >>> x = jax.numpy.ones((1, 12, 2, 4))
-    >>> linformer_attention(x, x, x, draw_projection(jax.random.key(0), 3, 16)).shape
-    (1, 12, 2, 4)
+    >>> from attn_jax.lowrank import draw_projection
+    >>> x = jax.random.normal(jax.random.key(0), (12, 1, 4))
+    >>> linformer_attention(x, x, x, draw_projection(jax.random.key(1), rank=3, length=16)).shape
+    (12, 1, 4)
+    >>> bool(jnp.allclose(linformer_attention(x, x, x, jnp.eye(12)), dot_product_attention(x, x, x), atol=1e-5))
+    True
     """
     arrays = arguments.check(
         query, key, value, is_causal=is_causal, query_seq_lengths=query_seq_lengths,
@@ -114,6 +116,11 @@ def draw_projection(
     Raises:
         ValueError: `rank` or `length` below 1.
         TypeError: `key` that is none, `rank` or `length` that is no integer.
+
+    >>> from attn_jax.lowrank import draw_projection
+    >>> projection = draw_projection(jax.random.key(0), rank=32, length=128)
+    >>> projection.shape, round(float(projection.var()) * 128, 1)
+    ((32, 128), 1.0)
     """
     key = checks.prng_key("key", key)
     rank, length = checks.positive_int("rank", rank), checks.positive_int("length", length)

@@ -11,7 +11,17 @@ from attn_jax.typing import ArrayLike, Bool
 
 
 class Mask(Lazy):
-    """A lazy mask."""
+    """A lazy mask.
+
+    One of your own reads positions, and then runs tile by tile as the others do:
+
+    >>> from attn_jax import masks
+    >>> class SameParity(masks.Mask):
+    ...     def evaluate(self, tile):
+    ...         return tile.query_positions % 2 == tile.key_positions % 2
+    >>> masks.materialize(masks.Causal() & SameParity(), 4).astype(int).tolist()
+    [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]
+    """
 
     def evaluate(self, tile: Tile) -> Bool[jax.Array, "*#b #n #t #s"]:
         """The mask on `tile`: boolean, of the square's rank, with 1 on axes along which it is constant."""
@@ -36,7 +46,15 @@ class Mask(Lazy):
 
 
 class And(Mask):
-    """Both masks allow it."""
+    """Both masks allow it: `left & right`.
+
+    >>> from attn_jax import masks
+    >>> window = masks.Causal() & masks.LocalWindow(1, 1)
+    >>> window == masks.And(masks.Causal(), masks.LocalWindow(1, 1))
+    True
+    >>> masks.materialize(window, 4).astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
 
     left: Mask
     right: Mask
@@ -50,7 +68,15 @@ class And(Mask):
 
 
 class Or(Mask):
-    """One of the masks allows it."""
+    """One of the masks allows it, or both: `left | right`.
+
+    >>> from attn_jax import masks
+    >>> either = masks.Causal() | masks.GlobalTokens(1)
+    >>> either == masks.Or(masks.Causal(), masks.GlobalTokens(1))
+    True
+    >>> masks.materialize(either, 4).astype(int).tolist()
+    [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    """
 
     left: Mask
     right: Mask
@@ -64,7 +90,14 @@ class Or(Mask):
 
 
 class Not(Mask):
-    """The mask does not allow it."""
+    """The mask does not allow it: `~mask`.
+
+    >>> from attn_jax import masks
+    >>> ~masks.Causal() == masks.Not(masks.Causal())
+    True
+    >>> masks.materialize(~masks.Causal(), 4).astype(int).tolist()
+    [[0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
+    """
 
     mask: Mask
 
@@ -77,7 +110,23 @@ class Not(Mask):
 
 
 class Array(Mask):
-    """A boolean array, `[T, S]` or of full rank and broadcastable to `[*B, N, T, S]`, as a mask."""
+    """A boolean array as a mask. It belongs to one square: it reads entries, not positions.
+
+    Attributes:
+        values: `[T, S]`, or of full rank and broadcastable to `[*B, N, T, S]`.
+
+    Raises:
+        TypeError: an array that is not boolean.
+        ValueError: where it meets queries and keys, if its shape does not fit them.
+
+    >>> from attn_jax import masks
+    >>> drawn = jnp.array([[True, True], [False, True]])
+    >>> masks.materialize(masks.Array(drawn) & masks.Causal(), 2).astype(int).tolist()
+    [[1, 0], [0, 1]]
+    >>> masks.Array(jnp.zeros((2, 2)))
+    Traceback (most recent call last):
+    TypeError: mask must be boolean, True = may attend; got dtype float32 (an additive mask is a bias)
+    """
 
     values: Bool[ArrayLike, "..."]
 
@@ -97,7 +146,21 @@ class Array(Mask):
 
 
 def as_mask(name: str, mask: Any) -> Mask:
-    """`mask` itself if lazy, else wrapped in `Array`."""
+    """`mask` itself if lazy, else wrapped in `Array`.
+
+    Args:
+        name: of the argument, for errors.
+        mask: a `Mask`, or a boolean array.
+
+    Raises:
+        TypeError: a bias, or an array that is not boolean.
+
+    >>> from attn_jax import masks
+    >>> masks.as_mask("mask", masks.Causal())
+    Causal()
+    >>> type(masks.as_mask("mask", jnp.ones((2, 2), bool))).__name__
+    'Array'
+    """
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, Lazy):

@@ -14,7 +14,18 @@ from attn_jax.masks.counts import LAST, block_of
 
 
 class BlockDiagonal(Mask):
-    """Queries and keys of one block: `q div block = k div block`."""
+    """Queries and keys of one block: `q div block = k div block`.
+
+    Attributes:
+        block: how many tokens a block has.
+
+    Raises:
+        ValueError, TypeError: a number below 1 or no integer.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.BlockDiagonal(2), 4).astype(int).tolist()
+    [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
+    """
 
     block: int
 
@@ -35,8 +46,24 @@ class RandomBlocks(Mask):
     """Each block of queries sees `per_row` blocks of keys drawn by `seed` (Zaheer et al. 2020, section 2).
 
     The `ceil(length / block)` blocks of keys are cut into `per_row` equal strata and one block is drawn from each, so
-    the draws are distinct, and every tiling and every shard finds the same ones. `length` is that of the sequence:
-    None for the number of keys, which says it only where keys sit at 0..S-1.
+    the draws are distinct, and every tiling and every shard finds the same ones.
+
+    Attributes:
+        seed: which blocks are drawn.
+        per_row: how many blocks of keys; all of them where there are no more.
+        block: how many tokens a block has.
+        length: of the sequence; None for the number of keys, which says it only where keys sit at 0..S-1.
+
+    Raises:
+        ValueError, TypeError: a number below its least (1; 0 for `seed`) or no integer; in use, no length where
+            `key_positions` are given.
+
+    >>> from attn_jax import masks
+    >>> visible = masks.materialize(masks.RandomBlocks(seed=0, per_row=2, block=2), 8)
+    >>> visible.sum(axis=1).tolist()  # two blocks of two keys
+    [4, 4, 4, 4, 4, 4, 4, 4]
+    >>> bool((visible[0::2] == visible[1::2]).all())  # both queries of a block see the same ones
+    True
     """
 
     seed: int

@@ -11,7 +11,19 @@ from attn_jax.typing import ArrayLike, Int
 
 
 class Padding(Mask):
-    """Keys of the first `lengths` positions: `k < lengths`, int `[*B]`."""
+    """Keys of the first `lengths` positions: `k < lengths`.
+
+    Attributes:
+        lengths: int `[*B]`, not negative.
+
+    Raises:
+        ValueError, TypeError: a length below 0 or no integer.
+
+    >>> import attn_jax
+    >>> x = jnp.zeros((2, 3, 1, 4))  # two items of three tokens
+    >>> attn_jax.attention_weights(x, x, mask=attn_jax.masks.Padding(jnp.array([1, 2])))[:, 0, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    """
 
     lengths: Int[ArrayLike, "*b"]
 
@@ -29,8 +41,18 @@ class Padding(Mask):
 class Segments(Mask):
     """Queries and keys of one segment: equal ids. For packed documents.
 
-    `query_ids` is int `[T]` or `[*B, T]`, `key_ids` int `[S]` or `[*B, S]` (None: the query's ids). Ids belong to
-    entries, not to positions.
+    Ids belong to entries, not to positions.
+
+    Attributes:
+        query_ids: int `[T]` or `[*B, T]`.
+        key_ids: int `[S]` or `[*B, S]`; None for the query's ids.
+
+    Raises:
+        TypeError: ids that are no integers.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.Segments(jnp.array([7, 7, 8])), 3).astype(int).tolist()
+    [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
 
     query_ids: Int[ArrayLike, "*#b t"]

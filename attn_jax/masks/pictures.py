@@ -24,7 +24,15 @@ COLOURS = np.array(
 
 
 class TileCounts(NamedTuple):
-    """How many tiles a mask leaves empty (never visited), mixed (masked entry by entry) and full (no mask needed)."""
+    """How many tiles a mask leaves empty (never visited), mixed (masked entry by entry) and full (no mask needed).
+
+    >>> from attn_jax import masks
+    >>> counts = masks.count_tiles(masks.Causal(), 8, tile=(2, 2))
+    >>> counts
+    TileCounts(empty=6, mixed=4, full=6)
+    >>> (counts.mixed + counts.full) / sum(counts)  # the share of the square that is worked on
+    0.625
+    """
 
     empty: int
     mixed: int
@@ -106,6 +114,13 @@ def to_image(
 
     Raises:
         ValueError, TypeError: as in `count_tiles`.
+
+    >>> from attn_jax import masks
+    >>> picture = masks.to_image(masks.Causal(), 4, tile=(2, 2))
+    >>> picture[0, 3].tolist(), picture[3, 0].tolist()  # in an empty tile, in a full one
+    ([255, 255, 255], [0, 114, 178])
+    >>> picture[0, 0].tolist(), picture[0, 1].tolist()  # in a mixed one: visible, hidden
+    ([213, 94, 0], [252, 228, 190])
     """
     square = _square(query_length, key_length)
     lazy = _concrete(mask)

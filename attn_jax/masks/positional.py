@@ -11,7 +11,12 @@ from attn_jax.typing import ArrayLike, Int
 
 
 class Causal(Mask):
-    """No key from the future: `k <= q`."""
+    """No key from the future: `k <= q`.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.Causal(), 4).astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    """
 
     def evaluate(self, tile: Tile) -> jax.Array:
         return tile.key_positions <= tile.query_positions
@@ -21,9 +26,19 @@ class Causal(Mask):
 
 
 class LocalWindow(Mask):
-    """Keys nearby, both ends included: `q - left <= k <= q + right`. None leaves a side open.
+    """Keys nearby, both ends included: `q - left <= k <= q + right`.
 
     `LocalWindow(w, w)` is `local_window_size=w`.
+
+    Attributes:
+        left, right: how far; None leaves a side open.
+
+    Raises:
+        ValueError, TypeError: a number below 0 or no integer.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.LocalWindow(1, 1), 4).astype(int).tolist()
+    [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     """
 
     left: int | None
@@ -55,7 +70,18 @@ class LocalWindow(Mask):
 
 
 class SlidingWindow(Mask):
-    """The last `width` keys, the query's own included: `q - width < k <= q`."""
+    """The last `width` keys, the query's own included: `q - width < k <= q`.
+
+    Attributes:
+        width: how many keys.
+
+    Raises:
+        ValueError, TypeError: a number below 1 or no integer.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.SlidingWindow(2), 4).astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
 
     width: int
 
@@ -72,7 +98,15 @@ class SlidingWindow(Mask):
 class PrefixLM(Mask):
     """A prefix that all may see, causal after it: `k < n or k <= q` (Raffel et al. 2020, section 3.2.1).
 
-    `n` is a number, or an int array `[*B]` for a prefix per item.
+    Attributes:
+        n: the length of the prefix: a number, or an int array `[*B]` for one per item.
+
+    Raises:
+        ValueError, TypeError: a number below 0 or no integer.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.PrefixLM(2), 4).astype(int).tolist()
+    [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
 
     n: int | Int[ArrayLike, "*b"]
@@ -90,7 +124,18 @@ class PrefixLM(Mask):
 
 
 class GlobalTokens(Mask):
-    """The first `n` positions see all and are seen by all: `k < n or q < n` (Beltagy et al. 2020, section 3.1)."""
+    """The first `n` positions see all and are seen by all: `k < n or q < n` (Beltagy et al. 2020, section 3.1).
+
+    Attributes:
+        n: how many: a number, or an int array `[*B]` for one per item.
+
+    Raises:
+        ValueError, TypeError: a number below 0 or no integer.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.GlobalTokens(1), 4).astype(int).tolist()
+    [[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
+    """
 
     n: int | Int[ArrayLike, "*b"]
 
@@ -108,7 +153,18 @@ class GlobalTokens(Mask):
 
 
 class Strided(Mask):
-    """Every `stride`-th key, counted from the query: `(q - k) mod stride = 0` (Child et al. 2019, section 4.3)."""
+    """Every `stride`-th key, counted from the query: `(q - k) mod stride = 0` (Child et al. 2019, section 4.3).
+
+    Attributes:
+        stride: the distance from one to the next.
+
+    Raises:
+        ValueError, TypeError: a number below 1 or no integer.
+
+    >>> from attn_jax import masks
+    >>> masks.materialize(masks.Strided(2), 4).astype(int).tolist()
+    [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
+    """
 
     stride: int
 
@@ -134,7 +190,23 @@ class Strided(Mask):
 
 
 class Dilated(Mask):
-    """A window with gaps: `k = q + o · dilation` for o in `-left..right` (Beltagy et al. 2020, section 3.1)."""
+    """A window with gaps: `k = q + o · dilation` for o in `-left..right` (Beltagy et al. 2020, section 3.1).
+
+    Attributes:
+        left, right: how many keys on either side.
+        dilation: the distance from one to the next.
+
+    Raises:
+        ValueError, TypeError: a number below its least (0; 1 for `dilation`) or no integer.
+
+    >>> from attn_jax import masks
+    >>> print(masks.materialize(masks.Dilated(1, 1, dilation=2), 5).astype(int))
+    [[1 0 1 0 0]
+     [0 1 0 1 0]
+     [1 0 1 0 1]
+     [0 1 0 1 0]
+     [0 0 1 0 1]]
+    """
 
     left: int
     right: int

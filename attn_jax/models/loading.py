@@ -81,6 +81,13 @@ class LoadedModel:
             for other tasks.
         max_tokens: length that a sentence is cut to before it is embedded; None: the checkpoint does not say.
         pooling: how an encoder makes one vector of its hidden states, "mean" or "cls"; None: a decoder.
+
+    >>> from attn_jax import models
+    >>> loaded = models.load("minilm")
+    >>> loaded.pooling, loaded.max_tokens, loaded.config.num_layers
+    ('mean', 256, 6)
+    >>> loaded.tokenizer.encode("Soft addressing").tokens
+    ['[CLS]', 'soft', 'addressing', '[SEP]']
     """
 
     model: Transformer

@@ -40,6 +40,15 @@ class Layout:
     Raises:
         ValueError: if the mesh lacks an axis.
         TypeError: on a mesh that is none.
+
+    >>> from attn_jax.parallel import Layout, make_mesh
+    >>> layout = Layout(make_mesh(data=jax.device_count()))
+    >>> batch = layout.place_batch(np.zeros((jax.device_count(), 16), np.int32))
+    >>> tuple(batch.sharding.spec)
+    ('data', 'sequence')
+    >>> Layout(jax.make_mesh((1,), ("data",)))
+    Traceback (most recent call last):
+    ValueError: the mesh has no axis 'heads', only 'data'
     """
 
     mesh: Mesh

@@ -29,6 +29,13 @@ def make_mesh(*, data: int = 1, heads: int = 1, sequence: int = 1, devices: Sequ
     Raises:
         ValueError: if there are more or fewer devices than that.
         TypeError: on a size that is no integer.
+
+    >>> from attn_jax.parallel import make_mesh
+    >>> make_mesh(data=jax.device_count()).axis_names
+    ('data', 'heads', 'sequence')
+    >>> make_mesh(data=2, heads=4, devices=jax.devices()[:1])
+    Traceback (most recent call last):
+    ValueError: a mesh of data 2 · heads 4 · sequence 1 takes 8 devices, got 1
     """
     sizes = [checks.positive_int(name, n) for name, n in zip(AXES, (data, heads, sequence), strict=True)]
     devices = jax.devices() if devices is None else list(devices)

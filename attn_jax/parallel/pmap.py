@@ -32,6 +32,15 @@ def pmap_train_step(
 
     Raises:
         ValueError: in a step, if the devices cannot share the sequences of a batch.
+
+    >>> from attn_jax.parallel import pmap_train_step
+    >>> def step(state, batch, *, axis_name):  # goes half the way to the mean of all
+    ...     mean = jax.lax.pmean(batch.mean(), axis_name)
+    ...     return (state + mean) / 2, {"mean": mean}
+    >>> run = pmap_train_step(step, devices=jax.local_devices()[:1])
+    >>> state, metrics = run(np.float32(0), np.array([2, 4], np.float32))
+    >>> float(state), float(metrics["mean"])
+    (1.5, 3.0)
     """
     devices = jax.local_devices() if devices is None else list(devices)
     count = len(devices)

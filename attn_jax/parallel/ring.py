@@ -110,6 +110,13 @@ def ring_attention(
         TypeError: a wrong type or dtype.
 
     Reference: Liu, Zaharia & Abbeel 2023, section 3.
+
+    >>> from attn_jax.parallel import make_mesh
+    >>> x, mesh = jnp.zeros((4, 1, 1)), make_mesh(sequence=jax.device_count())  # all logits are 0
+    >>> value = jnp.array([1.0, 3.0, 5.0, 7.0])[:, None, None]
+    >>> output = ring_attention(x, x, value, mesh=mesh, axis_name="sequence", is_causal=True)
+    >>> output[:, 0, 0].round(4).tolist()
+    [1.0, 2.0, 3.0, 4.0]
     """
     problem = prepare(
         query, key, value, bias, mask,

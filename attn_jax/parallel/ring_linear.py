@@ -84,6 +84,13 @@ def ring_recurrence(
         ValueError, TypeError: as `linear_recurrence`; also for a mesh that the arrays do not fit.
 
     Reference: Martin & Cundy 2018, section 2.
+
+    >>> from attn_jax.parallel import make_mesh
+    >>> ones, mesh = jnp.ones((4, 1, 1)), make_mesh(sequence=jax.device_count())
+    >>> decay = jnp.log(jnp.array([0.5]))
+    >>> output = ring_recurrence(ones, ones, ones, decay, mesh=mesh, axis_name="sequence")
+    >>> output[:, 0, 0].tolist()
+    [1.0, 1.5, 1.75, 1.875]
     """
     query, key, value = check_inputs(query, key, value, is_causal=is_causal)
     if log_decay is not None:
@@ -151,6 +158,13 @@ def ring_linear_attention(
         ValueError, TypeError: as `linear_attention`; also for a mesh that the arrays do not fit.
 
     Reference: Katharopoulos et al. 2020, equation 9, for the state.
+
+    >>> from attn_jax.parallel import make_mesh
+    >>> x, mesh = jnp.zeros((4, 1, 1)), make_mesh(sequence=jax.device_count())  # all weights of a row are equal
+    >>> value = jnp.array([1.0, 3.0, 5.0, 7.0])[:, None, None]
+    >>> output = ring_linear_attention(x, x, value, mesh=mesh, axis_name="sequence", is_causal=True)
+    >>> output[:, 0, 0].round(4).tolist()
+    [1.0, 2.0, 3.0, 4.0]
     """
     query, key, value = check_inputs(query, key, value, is_causal=is_causal)
     queries = counted_steps("query_seq_lengths", query_seq_lengths, query.shape[:-2])

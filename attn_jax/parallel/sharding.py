@@ -32,6 +32,15 @@ def shard_train_step(
 
     Raises:
         ValueError: here if the mesh lacks an axis; in a step on a batch or on heads that cannot be cut evenly.
+
+    >>> import numpy as np
+    >>> from attn_jax.parallel import make_mesh, shard_train_step
+    >>> def step(state, batch):  # goes half the way to the mean of all
+    ...     return (state + batch.mean()) / 2, {"mean": batch.mean()}
+    >>> run = shard_train_step(step, make_mesh(data=jax.device_count()))
+    >>> state, metrics = run(np.float32(0), np.full((jax.device_count(), 4), 3, np.float32))
+    >>> float(state), float(metrics["mean"])
+    (1.5, 3.0)
     """
     layout = Layout(mesh, shard_parameters)
 

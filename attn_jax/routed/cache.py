@@ -26,6 +26,15 @@ class GroupCache:
         counts: int32 `[*B, N, P, groups]`, tokens that each group has had.
         lengths: int32 `[*B]`, tokens that each item has had.
         rounds: where the token of each slot belongs in every round, `[*B, N, P, groups, window, P]`; None where P = 1.
+
+    >>> from attn_jax.routed import draw_centroids, empty_group_cache, extend_routing
+    >>> x, centroids = jnp.ones((1, 1, 1, 4)), draw_centroids(jax.random.key(0), 1, 2, 4)
+    >>> cache = empty_group_cache(1, num_heads=1, num_groups=2, window=2, head_width=4)
+    >>> extend = jax.jit(extend_routing)
+    >>> for _ in range(3):  # three equal tokens, all of one cluster, which keeps two
+    ...     _, cache = extend(x, x, x, centroids, cache)
+    >>> cache.lengths.tolist(), sorted(cache.counts[0, 0, 0].tolist()), cache.window
+    ([3], [0, 3], 2)
     """
 
     key: Float[Array, "*b n p g w h"]

@@ -60,12 +60,22 @@ def hash_buckets(
 
     Args:
         query_key: `[*B, T, N, H]`; only its direction matters.
-        rotations: `[rounds, N, H, buckets / 2]`, as by `draw_rotations`.
+        rotations: `[rounds, N, H, buckets / 2]`, as by `draw_rotations`; no gradient reaches them.
+
+    Returns:
+        int32 `[*B, T, N, rounds]`.
 
     Raises:
         ValueError, TypeError: on a wrong shape or dtype.
 
     Reference: Kitaev et al. 2020, section 2.
+
+    >>> from attn_jax.routed import draw_rotations, hash_buckets
+    >>> rotations = draw_rotations(jax.random.key(0), num_heads=1, head_width=4, num_buckets=8)
+    >>> x = jnp.array([[1.0, 2.0, 0.0, -1.0]])
+    >>> one, longer, opposite = hash_buckets(jnp.stack([x, 3 * x, -x]), rotations)[:, 0, 0].tolist()
+    >>> one == longer, abs(one - opposite)
+    (True, 4)
     """
     query_key = checks.floating_array("query_key", query_key)
     checks.minimum_rank("query_key", query_key, 3, "[*B, T, N, H]")
@@ -152,6 +162,15 @@ def extend_lsh(
 
     Raises:
         ValueError, TypeError: on a wrong shape, dtype or value, or a cache of another shape.
+
+    >>> from attn_jax.routed import empty_group_cache
+    >>> x, rotations = jnp.ones((1, 1, 1, 4)), draw_rotations(jax.random.key(0), 1, 4, num_buckets=8)
+    >>> cache = empty_group_cache(1, num_heads=1, num_groups=8, window=3, head_width=4, value_width=3)
+    >>> extend = jax.jit(extend_lsh)
+    >>> for value in jnp.eye(3):  # three equal tokens, all of one bucket
+    ...     output, cache = extend(x, value.reshape(1, 1, 1, 3), rotations, cache)
+    >>> output[0, 0, 0].round(4).tolist()  # the last fetches from those before it
+    [0.5, 0.5, 0.0]
     """
     query_key, value, rotations = _arrays(query_key, value, rotations)
     *batch, _, num_heads, width = query_key.shape

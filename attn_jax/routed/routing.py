@@ -37,8 +37,9 @@ def draw_centroids(key: ArrayLike, num_heads: int, num_clusters: int, head_width
     Raises:
         ValueError, TypeError: on a size that is not a positive integer.
 
-    >>> draw_centroids(jax.random.key(0), num_heads=2, num_clusters=8, head_width=16).shape
-    (2, 8, 16)
+    >>> centroids = draw_centroids(jax.random.key(0), num_heads=2, num_clusters=8, head_width=16)
+    >>> centroids.shape, bool(jnp.allclose(jnp.linalg.norm(centroids, axis=-1), 1.0))
+    ((2, 8, 16), True)
     """
     sizes = {"num_heads": num_heads, "num_clusters": num_clusters, "head_width": head_width}
     shape = tuple(checks.positive_int(name, size) for name, size in sizes.items())
@@ -167,6 +168,15 @@ def extend_routing(
 
     Raises:
         ValueError, TypeError: on a wrong shape, dtype or value, or a cache of another shape.
+
+    >>> from attn_jax.routed import empty_group_cache
+    >>> x, centroids = jnp.ones((1, 1, 1, 4)), draw_centroids(jax.random.key(0), 1, 2, 4)
+    >>> cache = empty_group_cache(1, num_heads=1, num_groups=2, window=2, head_width=4)
+    >>> extend = jax.jit(extend_routing)
+    >>> for value in jnp.eye(4)[:3]:  # three equal tokens, all of one cluster, in a window of two
+    ...     output, cache = extend(x, x, value.reshape(1, 1, 1, 4), centroids, cache)
+    >>> output[0, 0, 0].round(4).tolist()
+    [0.0, 0.5, 0.5, 0.0]
     """
     query, key, value, centroids = _arrays(query, key, value, centroids)
     *batch, _, num_kv_heads, width = key.shape
@@ -223,6 +233,13 @@ def update_centroids(
         ValueError, TypeError: on a wrong shape, dtype or value.
 
     Reference: Roy et al. 2021, equation 11.
+
+    >>> import functools
+    >>> centroids = jnp.array([[[1.0, 0.0], [0.0, 1.0]]])  # of one head
+    >>> x = jnp.array([[[3.0, 4.0]]])  # one token, nearer to the second
+    >>> moved = jax.jit(functools.partial(update_centroids, decay=0.5))(centroids, x, x)
+    >>> bool(jnp.allclose(moved, jnp.array([[[1.0, 0.0], [0.3, 0.9]]])))  # (0, 1) halfway to (0.6, 0.8)
+    True
     """
     query, key, _, centroids = _arrays(query, key, key, centroids)
     decay = checks.rate("decay", decay)

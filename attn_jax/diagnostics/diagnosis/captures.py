@@ -51,6 +51,13 @@ class Captures:
         source: where they are from.
         layers: by index, the arrays of each by name, those that could be used.
         problems: what could not, and why, a line each.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import Captures
+    >>> arrays = {f"layers.0.{name}": np.ones((4, 1, 2)) for name in ("query", "key", "value")}
+    >>> captures = Captures.of(arrays | {"layers.0.mask": np.ones((4, 4))})
+    >>> list(captures.layers[0]), captures.problems
+    (['query', 'key', 'value'], ('layers.0.mask must be boolean, True = may attend; got float64',))
     """
 
     source: str
@@ -109,6 +116,16 @@ def read_captures(path: str | os.PathLike[str]) -> Captures:
     Raises:
         ValueError: in one line, if the file is none of these, broken, or holds no array that can be used.
         OSError: if it cannot be opened.
+
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import read_captures
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "captured.npz")
+    ...     np.savez(path, **{f"layers.3.{name}": np.ones((4, 1, 2)) for name in ("query", "key", "value")})
+    ...     captures = read_captures(path)
+    >>> list(captures.layers), captures.problems
+    ([3], ())
     """
     path = pathlib.Path(path)
     if not path.is_file():

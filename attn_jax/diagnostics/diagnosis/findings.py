@@ -31,6 +31,17 @@ class Finding:
         cause: what is likely behind it.
         check: what to look at next.
         mend: what to do.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import Captures, diagnose
+    >>> rng = np.random.default_rng(0)
+    >>> arrays = {f"layers.0.{name}": rng.standard_normal((16, 2, 32)) for name in ("query", "key", "value")}
+    >>> arrays["layers.0.query"] *= 1000  # logits in the thousands
+    >>> finding = diagnose(Captures.of(arrays)).alarms[-1]
+    >>> finding.signal, finding.limit, finding.value > finding.limit
+    ('max_logit', 1000.0, True)
+    >>> print(finding.mend)
+    QK-norm, clipping, spectral reparametrisation, a lower rate.
     """
 
     signal: str
@@ -72,6 +83,15 @@ class Diagnosis:
         findings: serious ones first, within a severity those farthest beyond their limit.
         measures: by name, of heads `[L, N]` or of layers `[L]`; NaN is not known.
         skipped: what could not be looked at, and why.
+
+    >>> import numpy as np
+    >>> from attn_jax.diagnostics import Captures, diagnose
+    >>> rng = np.random.default_rng(0)
+    >>> arrays = {f"layers.0.{name}": rng.standard_normal((16, 2, 32)) for name in ("query", "key", "value")}
+    >>> arrays["layers.0.query"] *= 1000  # logits in the thousands
+    >>> diagnosis = diagnose(Captures.of(arrays))
+    >>> diagnosis.ok, [finding.signal for finding in diagnosis.alarms]
+    (False, ['sharp_entropy', 'max_logit'])
     """
 
     subject: str

@@ -13,7 +13,15 @@ FORMAT, VERSION = "attn_jax attention limits", 1
 
 
 class LimitsError(RunError):
-    """A file of limits cannot be read; the message says why in one line."""
+    """A file of limits cannot be read; the message says why in one line.
+
+    >>> from attn_jax.diagnostics import Limits, LimitsError
+    >>> try:
+    ...     Limits.load("nowhere.json")
+    ... except LimitsError as error:
+    ...     print(error)
+    no limits in nowhere.json: No such file or directory
+    """
 
 
 def _limit(default: float, *, above: bool, share: bool = False) -> Any:
@@ -54,6 +62,16 @@ class Limits:
     Raises:
         ValueError, TypeError: on a limit that is negative or no number, a share above 1, or logits that are serious
             before they are a notice.
+
+    >>> import pathlib, tempfile
+    >>> from attn_jax.diagnostics import Limits
+    >>> limits = Limits(max_logit=50.0, sink_mass=None)  # logits are told of earlier, sinks not at all
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     limits.save(pathlib.Path(folder, "limits.json"))
+    ...     Limits.load(pathlib.Path(folder, "limits.json")) == limits
+    True
+    >>> limits.relaxed(0.8).max_logit  # below which they have come back
+    40.0
     """
 
     max_logit: float | None = _limit(100.0, above=True)

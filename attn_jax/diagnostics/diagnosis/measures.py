@@ -69,6 +69,15 @@ def measure_layer(
 
     Raises:
         ValueError, TypeError: as `attn_jax.dot_product_attention`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attn_jax.diagnostics import measure_layer
+    >>> x, value = jnp.zeros((4, 1, 2)), jnp.ones((4, 1, 2))
+    >>> measures = jax.jit(lambda x, value: measure_layer(x, x, value, is_causal=True))(x, value)
+    >>> float(measures["future_keys"]), float(measures["own_share"])  # no key after itself, but its own
+    (0.0, 1.0)
+    >>> round(float(measures["token_cosine"]), 3)  # the tokens' values are all alike
+    1.0
     """
     options = {name: option for name, option in options.items() if name != "implementation"}
     query, key, value = (jnp.asarray(x) for x in (query, key, value))

@@ -7,7 +7,7 @@ PRESET ?= quick
 ONLY ?= short
 OUT ?= results
 
-.PHONY: setup report test check slow pictures clean
+.PHONY: setup report test wheel check slow pictures clean
 
 setup: $(READY)
 
@@ -16,7 +16,14 @@ report: $(READY)
 
 test: check
 	$(RUN) -m pytest -n 2 --dist=worksteal -m "not slow"
-	$(RUN) -m pytest --doctest-modules attn_jax -q
+	$(MAKE) wheel
+
+# The wheel as others get it, installed apart from the checkout, and its examples run there.
+wheel: $(READY)
+	rm -rf build
+	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target build/installed build/*.whl
+	cd build/installed && $(abspath $(RUN)) -m pytest --doctest-modules attn_jax -q
 
 check: $(READY)
 	$(RUN) -m ruff check .

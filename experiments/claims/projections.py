@@ -40,7 +40,8 @@ def _p2(e: Evidence) -> Decision:
         "after training": above(e["trained"], HALF),
     }
     cost, as_good = e["masked_cost"], inside(e["masked_cost"], -MARGIN, MARGIN)
-    masked = {True: "as good as separate ones", False: "not as good as separate ones", None: "not settled"}[as_good]
+    other = "better than separate ones" if cost.value < 0 else "not as good as separate ones"
+    masked = {True: "as good as separate ones", False: other, None: "not settled"}[as_good]
     found = (
         f"on the diagonal lie {e['wide'].value:.2f} in the widest head, {e['narrow'].value:.2f} in the narrowest "
         f"(half at √d_k = {e['condition'].value:.2f} (ln n + ½)); in the language model {e['begun'].value:.2f} before "

@@ -66,6 +66,20 @@ def test_too_few_runs_are_inconclusive_whatever_they_show(claim_id):
     assert enough.verdict == "confirmed"
 
 
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        (0.0, ": as good as separate ones"),
+        (-0.1, ": better than"),
+        (0.1, ": not as good as"),
+        ((0, 0.1), ": not settled"),
+    ],
+)
+def test_a_tied_head_that_may_not_see_itself_is_worse_equal_or_better(cost, told):
+    values = next(v for verdict, v in CASES["P2"] if verdict == "confirmed")
+    assert told in CLAIMS["P2"].decide(evidence("P2", **{**values, "masked_cost": cost})).because
+
+
 def test_what_is_counted_needs_no_runs_but_what_is_sampled_does():
     def with_counts(sampled):
         found = evidence("H2", **H2_BOUNDED)

@@ -125,8 +125,8 @@ CLAIMS = (
         "interval): copying at every token what stood a distance before, and holding one marked symbol up to the last "
         "token. Inconclusive unless all three copy at the near distance. Refuted if attention does not copy at the far "
         "one, or the convolution does or holds; confirmed if the GRU neither copies nor holds there; refined if it "
-        "does one of these; inconclusive if an interval straddles, or if the best rate for a task that some run solves "
-        "is at an edge.",
+        "does one of these; inconclusive if an interval straddles, or if the best rate for a task that some runs solve "
+        "and others, at this rate or another, do not is at an edge.",
         scope="Copying at distances {near} and {far} among {symbols} symbols, and one marked symbol held over {far}, "
         "T = {length}: " + TRAINED + ". Convolution of width {convolution}, undilated (log n layers would need "
         "dilation); GRU with biases; attention with {positions} positions.",

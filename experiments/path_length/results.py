@@ -47,12 +47,13 @@ class Measured:
     def solved(self, arm: str, task: str, distance: int) -> Estimate:
         """The share of runs that solve a task at the arm's best rate.
 
-        Of fewer than ten runs, or of some that diverged, nothing is said; nor if the best rate is at an edge, unless no
-        run solves the task at any rate: then none is the best.
+        Of fewer than ten runs, or of some that diverged, nothing is said; nor if the best rate is at an edge, unless at
+        every rate no run solves the task, or all do: then the rate does not matter.
         """
         best = self.best(arm, task, distance)
-        at_any_rate = self._final(arm, task, distance)
-        if len(best.values) < 10 or np.isnan(best.values).any() or not (best.inside or (at_any_rate <= SOLVED).all()):
+        solves = self._final(arm, task, distance) > SOLVED
+        matters = solves.any() and not solves.all()
+        if len(best.values) < 10 or np.isnan(best.values).any() or (matters and not best.inside):
             return Estimate(np.nan, np.nan, np.nan, len(best.values))
         return estimates.share(best.values > SOLVED)
 

@@ -95,10 +95,12 @@ def test_the_evidence_is_read_at_the_distances_that_the_rule_names():
         assert [evidence[f"{kind}_{arm}"].value for kind in ("near", "far", "held")] == [1, 0, 0]
     few = Measured(dataclasses.replace(config, seeds=9), pd.DataFrame(rows).query("not seed > 8"))
     assert np.isnan(few.solved("gru", "copy", 1).value)  # nine runs are no share
-    more = pd.DataFrame(rows + [{**row, "rate": 0.02, "value": 2 * row["value"]} for row in rows if "rate" in row])
-    edge = Measured(config, more)
-    assert np.isnan(edge.solved("gru", "copy", 1).value)  # the smaller rate is the better one, and nothing below it
-    assert edge.solved("gru", "copy", 5).value == 0  # which matters only of what some rate solves
+    for accuracy, share in ((0, np.nan), (1, 1)):  # at a rate that is worse, where nothing lies below the better one
+        worse = {"loss": 2, "accuracy": accuracy}
+        more = [{**row, "rate": 0.02, "value": worse[row["measure"]] * row["value"]} for row in rows if "rate" in row]
+        edge = Measured(config, pd.DataFrame(rows + more))
+        np.testing.assert_equal(edge.solved("gru", "copy", 1).value, share)  # which matters unless all rates agree
+        assert edge.solved("gru", "copy", 5).value == 0
 
 
 def test_gradients_are_differences_of_the_model():

@@ -9,7 +9,7 @@ begin with the same parameters, so that differences between arms are paired by s
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -55,6 +55,8 @@ class Budget:
         evaluations: how many there are after the first, at equal distances.
         evaluation_batches: of each.
         optimizer: by which all arms are trained; the default warms up over a tenth and decays to nothing.
+        stop_early: whether a rate is judged at the evaluation, one for all seeds, where its loss is lowest; else at the
+            last. For training sets that a model learns by heart.
     """
 
     steps: int
@@ -65,6 +67,7 @@ class Budget:
     evaluations: int = 4
     evaluation_batches: int = 8
     optimizer: OptimizerConfig | None = None
+    stop_early: bool = False
 
     def __post_init__(self) -> None:
         if self.steps % self.evaluations:
@@ -109,11 +112,11 @@ def train_arm(
 
     found = {rate: run(rate) for rate in budget.rates}
     for _ in range(EXTENSIONS if len(budget.rates) > 1 else 0):
-        final = {rate: _mean_loss(rows, budget.steps) for rate, rows in found.items()}
-        best = min(final, key=lambda rate: final[rate])
-        if not np.isfinite(final[best]) or min(found) < best < max(found):
+        rows = pd.DataFrame([row for rows in found.values() for row in rows])
+        best = best_of(rows, arm.name, stop_early=budget.stop_early)
+        if best.inside or np.isnan(best.rate):
             break
-        further = best * budget.factor if best == max(found) else best / budget.factor
+        further = best.rate * budget.factor if best.rate == max(found) else best.rate / budget.factor
         found[further] = run(further)
     return [row for rate in sorted(found) for row in found[rate]]
 
@@ -162,43 +165,43 @@ def _rows(arm: Arm, budget: Budget, rate: float, trained: Trained) -> list[Row]:
     return rows
 
 
-def _mean_loss(rows: Sequence[Row], step: int) -> float:
-    losses = [row["value"] for row in rows if row["step"] == step and row["measure"] == "loss"]
-    return float(np.nan_to_num(np.mean(losses), nan=np.inf))
-
-
 @dataclasses.dataclass(frozen=True)
 class Best:
     """An arm at its best rate.
 
     Attributes:
-        rate: of the lowest mean loss over seeds, held out, at the last step; NaN if some seed diverged at every rate.
+        rate: of the lowest mean loss over seeds, held out; NaN if some seed diverged at every rate.
         inside: whether rates on both sides were worse; a grid of one rate has no edge.
-        values: of the measure at the last step, `[seeds]`.
+        values: of the measure there, `[seeds]`.
+        step: at which it is judged: the last, or where runs are stopped early that of the lowest loss.
     """
 
     rate: float
     inside: bool
     values: np.ndarray
+    step: float = float("nan")
 
 
-def best_of(measurements: pd.DataFrame, arm: str, *, measure: str = "loss") -> Best:
+def best_of(measurements: pd.DataFrame, arm: str, *, measure: str = "loss", stop_early: bool = False) -> Best:
     """The best rate of an arm, chosen by its loss, and its values of a measure there."""
-    final = measurements.query("arm == @arm and step == step.max()")
-    losses = final.query("measure == 'loss'")
+    trained = measurements.query("arm == @arm and step > 0")
+    judged = trained if stop_early else trained.query("step == step.max()")
+    losses = judged.query("measure == 'loss'")
     rates = sorted(set(losses["rate"]))
-    means = {rate: np.mean(_values(losses, rate)) for rate in rates}
-    finite = {rate: mean for rate, mean in means.items() if np.isfinite(mean)}
+    places = sorted(set(zip(losses["rate"], losses["step"], strict=True)))
+    means = {place: np.mean(_values(losses, *place)) for place in places}
+    finite = {place: mean for place, mean in means.items() if np.isfinite(mean)}  # NaN where a run diverged
     if not finite:
         return Best(float("nan"), False, np.full(len(set(losses["seed"])), np.nan))
-    rate = min(finite, key=lambda rate: finite[rate])
+    rate, step = min(finite, key=lambda place: finite[place])
     inside = len(rates) == 1 or rates[0] < rate < rates[-1]
-    return Best(rate, inside, _values(final.query("measure == @measure"), rate))
+    return Best(rate, inside, _values(judged.query("measure == @measure"), rate, step), step)
 
 
-def _values(rows: pd.DataFrame, rate: float) -> np.ndarray:
-    """`[seeds]`, of one rate."""
-    return rows.query("rate == @rate").sort_values(by="seed")["value"].to_numpy(np.float64)
+def _values(rows: pd.DataFrame, rate: float, step: float) -> np.ndarray:
+    """`[seeds]`, of one rate at one step."""
+    there = rows.query("rate == @rate and step == @step")
+    return there.sort_values(by="seed")["value"].to_numpy(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)

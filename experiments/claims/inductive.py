@@ -103,6 +103,7 @@ TRAINED = (
 EQUAL = (
     "Causal models of equal parameters (within 1%; the MLP takes up what a mixer leaves), "
     + TRAINED
+    + ", judged at the best of {evaluations} evaluations (a small set is learned by heart)"
     + "; attention with a learned table of positions, a convolution of width {convolution}, a GRU with biases, which "
     "need none."
 )

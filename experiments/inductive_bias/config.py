@@ -35,6 +35,7 @@ class InductiveBiasConfig(Config):
     rates: tuple[float, ...] = option((2e-3, 6e-3, 2e-2), "learning rates, extended at an edge", least=1e-6, most=1)
     steps: int = option(240, "steps of a run on digits", least=2, most=100000)
     series_steps: int = option(160, "steps of a run on series", least=2, most=100000)
+    evaluations: int = option(8, "of a run, at the best of which it is judged", least=1, most=100)
     seeds: int = option(5, "independent runs", least=2, most=1024)
     batch_size: int = option(16, "sequences of a step", least=1, most=1024)
 
@@ -63,8 +64,9 @@ class InductiveBiasConfig(Config):
             seeds=self.seeds,
             seed=self.seed,
             batch_size=self.batch_size,
-            evaluations=1,
+            evaluations=self.evaluations,
             evaluation_batches=self.held_out // self.batch_size,
+            stop_early=True,  # few images are learned by heart
         )
 
     def transformer(self, arm: str, part: str) -> TransformerConfig:

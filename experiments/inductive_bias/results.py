@@ -31,11 +31,11 @@ class Measured:
     rows: pd.DataFrame
 
     def best(self, part: str, arm: str, size: int) -> Best:
-        """Accuracy on digits, or loss on series, of the runs at the arm's best rate for the training set."""
+        """Accuracy on digits, or loss on series, of the runs at the arm's best rate and evaluation."""
         if arm not in self.config.arms:
             return Best(np.nan, False, np.full(self.config.seeds, np.nan))
         rows = self.rows.query("part == @part and size == @size and measure in ('accuracy', 'loss')")
-        return best_of(rows, arm, measure=MEASURES[part])
+        return best_of(rows, arm, measure=MEASURES[part], stop_early=True)
 
     def known(self, part: str, arm: str, size: int) -> np.ndarray:
         """`[seeds]`: the same, NaN if the best rate is at an edge."""
@@ -81,6 +81,7 @@ def _scope(config: InductiveBiasConfig, part: str) -> dict[str, Any]:
         "batch": config.batch_size,
         "seeds": config.seeds,
         "rates": len(config.rates),
+        "evaluations": config.evaluations,
         "convolution": config.width,
     }
 
@@ -94,7 +95,9 @@ def tables(config: InductiveBiasConfig, measurements: pd.DataFrame) -> list[Tabl
             for size in config.sizes(part):
                 best = found.best(part, arm, size)
                 edge = "" if best.inside else ", edge"
-                row.append(f"{estimates.mean(best.values).value:.3f} (rate {best.rate:.2g}{edge})")
+                row.append(
+                    f"{estimates.mean(best.values).value:.3f} (rate {best.rate:.2g}{edge}, step {best.step:.0f})"
+                )
             rows.append(tuple(row))
         if part == "digits":
             rows.append(("nearest image", "", *(f"{found.nearest(size):.3f}" for size in config.images)))

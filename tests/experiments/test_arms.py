@@ -121,6 +121,22 @@ def test_an_edge_is_told(losses, rate, inside):
     assert (found.rate, found.inside) == (rate, inside)
 
 
+def test_what_is_learned_by_heart_is_judged_where_it_was_best():
+    """At the middle step rate 2 is best, at the last rate 1; and a run that diverged by then still counts before."""
+    losses = {1.0: {4: 3.0, 8: 2.0}, 2.0: {4: 1.0, 8: 5.0}, 3.0: {4: 2.5, 8: np.nan}}
+    rows = pd.DataFrame(
+        {"arm": "a", "rate": rate, "seed": seed, "step": step, "measure": measure, "value": value}
+        for rate, found in losses.items()
+        for step, loss in {0: 0.5, **found}.items()
+        for seed in range(2)
+        for measure, value in (("loss", loss), ("accuracy", 10 * rate + step + seed))
+    )
+    early = best_of(rows, "a", measure="accuracy", stop_early=True)
+    assert (early.rate, early.inside, early.step, early.values.tolist()) == (2.0, True, 4, [24, 25])
+    late = best_of(rows, "a", measure="accuracy")
+    assert (late.rate, late.inside, late.step, late.values.tolist()) == (1.0, False, 8, [18, 19])
+
+
 def test_an_arm_that_diverges_everywhere_has_no_best_rate():
     found = best_of(table({0.1: [np.nan, 1.0], 0.3: [np.nan, np.nan]}), "a")
     assert isinstance(found, Best)

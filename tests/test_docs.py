@@ -53,7 +53,7 @@ def test_links_lead_somewhere(page):
 def test_numbers_that_cite_the_ledger_are_its_numbers(page):
     """`[1.19](ledger/README.md#D4)`: the number is one of that claim's, rounded; a verdict is its verdict."""
     runs = ledger.load(ROOT / "docs" / "ledger")
-    for text, claim_id in re.findall(r"\[([^\]]+)\]\([\w./]*ledger/README\.md#([A-Z]\w*)\)", prose(page)):
+    for text, claim_id in re.findall(r"\[([^\]]+)\]\([\w./]*ledger/README\.md#([A-Z][\w-]*)\)", prose(page)):
         entry, known = ledger.claim(runs, claim_id), ledger.numbers(runs, claim_id)
         said = [word for word in VERDICTS if word in text]
         assert said in ([], [entry["verdict"]]), f"{claim_id} is {entry['verdict']}, not {text}"

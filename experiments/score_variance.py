@@ -2,7 +2,7 @@
 
 Claims: S1, S2, S3 (the initialisation half).
 Command: python -m experiments.score_variance --preset=quick --out=results/score_variance
-Time: smoke 8 s, quick 13 s, full 4 min on two cores.
+Time: smoke 8 s, quick 13 s, full 3 min on two cores.
 
 The variance of q·k against the width d_k, for independent components, for correlated ones and for heavy tails; what
 each scaling rule leaves of it; and what LayerNorm and the initialiser make of q before any training.

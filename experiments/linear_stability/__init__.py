@@ -2,7 +2,7 @@
 
 Claims: L4.
 Command: python -m experiments.linear_stability --preset=quick --out=results/linear_stability
-Time: smoke 10 s, quick 24 s, full about 5 min on two cores.
+Time: smoke 10 s, quick 24 s, full about 3 min on two cores.
 
 Linear attention with and without its normaliser, and with a memory that fades, by dtype of the inputs, in each form of
 our engine, whose sums are float32; and token by token with sums that are rounded to the dtype of the inputs.

@@ -2,7 +2,7 @@
 
 Claims: C4.
 Command: python -m experiments.path_length --preset=quick --out=results/path_length
-Time: smoke 20 s, quick 70 s, full about 15 min on two cores.
+Time: smoke 20 s, quick 70 s, full about 11 min on two cores.
 
 The gradient of the last output with respect to each token before it, of untrained models and of those that learned to
 copy; and which runs learn to copy every symbol at a distance, or to hold one marked symbol over it: attention, a GRU

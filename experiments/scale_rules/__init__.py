@@ -2,7 +2,7 @@
 
 Claims: S3-trained, S6a, S6b, S6b-recall, S6c, S7-trained.
 Command: python -m experiments.scale_rules --preset=quick --out=results/scale_rules
-Time: smoke about 15 s, quick 140 s, full about 17 min on two cores.
+Time: smoke about 15 s, quick 140 s, full 23 min on two cores.
 
 A small language model of characters under each rule, at every head width and at a learning rate of the rule's own: no
 scale, 1/√d_k, half of it, 1/d_k (also made to agree with 1/√d_k at the narrowest head, as muP does), 1/√D, 1/(2 d_k),

@@ -2,7 +2,7 @@
 
 Claims: H1, H3a, H3b, H4, H6, H7.
 Command: python -m experiments.heads --preset=quick --out=results/heads
-Time: smoke 10 s, quick 110 s, full about 15 min on two cores.
+Time: smoke 10 s, quick 110 s, full about 17 min on two cores.
 
 What many heads cost at one width, counted and timed; which patterns q and k of width d_k can be fitted to; which
 dimensions of X a head depends on; the loss of small language models over a grid of h × d_k; how alike their heads look,

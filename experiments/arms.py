@@ -24,7 +24,7 @@ from attn_jax.training.tasks import Batch, Task
 from attn_jax.typing import Array
 from experiments.artifacts import Row
 
-EXTENSIONS = 2  # how often a grid grows beyond the edge that holds its best rate
+EXTENSIONS = 4  # how often a grid may grow beyond the edge that holds its best rate
 
 
 @dataclasses.dataclass(frozen=True)

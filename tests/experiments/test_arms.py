@@ -71,9 +71,9 @@ def test_another_seed_is_another_run():
 
 
 def test_a_grid_is_extended_towards_the_edge_that_holds_the_best_rate():
-    slow = Budget(steps=8, rates=(1e-5, 1e-4), seeds=2, batch_size=3, evaluations=1, evaluation_batches=1)
+    slow = Budget(steps=8, rates=(1e-7, 1e-6), seeds=2, batch_size=3, evaluations=1, evaluation_batches=1)
     rates = sorted({row["rate"] for row in train_arm(Arm("a", Bigrams), TASK, slow)})
-    np.testing.assert_allclose(rates, [1e-5, 1e-4, 1e-3, 1e-2], rtol=1e-6)
+    np.testing.assert_allclose(rates, [1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2], rtol=1e-6)  # four times, and no more
 
 
 def test_one_rate_is_not_searched():

@@ -163,7 +163,8 @@ class RoutingAttention(HeadMixer[GroupState]):
     Raises:
         ValueError, TypeError: on a size or choice that is none.
 
-    Reference: Roy et al. 2021, section 4.1. There the centroids follow the tokens by a moving average.
+    Reference: Roy et al. 2021, section 4.1. There the centroids follow the tokens by a moving average, as they do here
+    by `update_centroids`; what `project` returns is also what `routing_attention` takes with another `learn`.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import nnx
@@ -174,6 +175,11 @@ class RoutingAttention(HeadMixer[GroupState]):
     >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
     >>> jax.jit(mixer)(x).tolist()  # opposite tokens are in different clusters
     [[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]]
+    >>> from attn_jax.routed import update_centroids
+    >>> query, key, _ = mixer.project(x)
+    >>> mixer.centroids[...] = update_centroids(mixer.centroids[...], query, key, decay=0.0)
+    >>> sorted(mixer.centroids[0].round(3).tolist())  # each at the tokens that came to it
+    [[-1.0, 0.0], [1.0, 0.0]]
     """
 
     state_type = GroupState

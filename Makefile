@@ -31,7 +31,7 @@ check: $(READY)
 	$(RUN) -m pyright
 
 slow: $(READY)
-	$(RUN) -m pytest -n 2 --dist=worksteal -m slow
+	XLA_FLAGS= $(RUN) -m pytest -n 2 --dist=worksteal -m slow
 
 pictures: $(READY)
 	$(RUN) -m docs.masks

@@ -1,4 +1,4 @@
-"""Settings of every test: eight CPU devices, strict ranks, a compilation cache, no accelerator."""
+"""Settings of every test: eight CPU devices, strict ranks, a compilation cache, little optimisation, no accelerator."""
 
 import gc
 import itertools
@@ -9,6 +9,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # XLA's own threads already share the work of a batch
+# Tests run thousands of small programs once each: compiling is what they cost, and these more than halve it. The same
+# tests must pass as users run the code, too: `XLA_FLAGS= make test`.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import pytest

@@ -61,7 +61,7 @@ class KVCacheConfig(Config):
         if not set(DECIDING) <= set(self.kinds):
             raise ValueError(f"kinds must hold {', '.join(DECIDING)}, got {self.kinds}")
         if len(self.contexts) < 2:
-            raise ValueError(f"contexts must hold two lengths to fit a line, got {self.contexts}")
+            raise ValueError(f"contexts must hold two lengths, got {self.contexts}")
         if self.window >= max(self.contexts):
             raise ValueError(f"window must be below the longest context {max(self.contexts)}, got {self.window}")
         if self.heads % self.group:

@@ -69,15 +69,19 @@ def readings(measurements: pd.DataFrame, kind: str) -> np.ndarray:
 
 
 def crossing_timed(config: Any, measurements: pd.DataFrame, kind: str, counted: float) -> Estimate:
-    """The context at which a step takes twice what the line through its times says of no cache, over `counted`."""
+    """The context at which a step takes twice what it takes without a cache, over `counted`; infinite if beyond all.
+
+    Without a cache: where the line through the two shortest contexts begins. A line through all of them would begin
+    below 0 where a cache outgrows the processor's, from where on a step grows faster than its bytes.
+    """
     contexts = np.array(sorted(config.contexts), dtype=np.float64)
-    centred = contexts - contexts.mean()
 
     def crossing(medians: np.ndarray) -> np.ndarray:
-        slope = medians @ centred / (centred @ centred)
-        start = medians.mean(-1) - slope * contexts.mean()
-        with np.errstate(divide="ignore"):
-            return np.where(slope > 0, np.maximum(start, 0) / slope, np.inf) / counted
+        slope = np.maximum(np.diff(medians[..., :2])[..., 0], 0) / (contexts[1] - contexts[0])
+        twice = 2 * (medians[..., 0] - slope * contexts[0])
+        rising = np.maximum.accumulate(medians, axis=-1) / twice[..., None]
+        found = np.apply_along_axis(lambda ratios: np.interp(1, ratios, contexts, right=np.inf), -1, rising)
+        return found / counted
 
     return timing.of_medians(readings(measurements, kind), crossing)
 

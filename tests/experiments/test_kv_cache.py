@@ -1,5 +1,6 @@
 """Counts against what the sizes say by hand, the readers on made-up rows, and the smoke run. No time is judged."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -62,18 +63,26 @@ def test_rings_alone_never_cross():
     assert published.crossing(config, batch=1, weight_over_cache=1.0) == np.inf
 
 
-def made_up(seconds) -> pd.DataFrame:
+def made_up(seconds, config=CONFIG) -> pd.DataFrame:
     rows = [
         {"kind": kind, "n": n, "round": number, "seconds": seconds(kind, n) * (1 + number % 3)}
-        for kind, n, number in itertools.product(CONFIG.kinds, CONFIG.contexts, range(CONFIG.rounds))
+        for kind, n, number in itertools.product(config.kinds, config.contexts, range(config.rounds))
     ]
     return pd.DataFrame(rows)
 
 
 def test_the_timed_crossing_is_where_a_step_takes_twice_what_it_takes_without_a_cache():
-    table = made_up(lambda kind, n: 1e-3 * (1 + n / 500) if kind == "all heads" else 1e-3)
-    assert kv_results.crossing_timed(CONFIG, table, "all heads", 100.0).value == pytest.approx(5.0)
+    table = made_up(lambda kind, n: 1e-3 * (1 + n / 80) if kind == "all heads" else 1e-3)
+    assert kv_results.crossing_timed(CONFIG, table, "all heads", 100.0).value == pytest.approx(0.8)
     assert kv_results.crossing_timed(CONFIG, table, "ring", 100.0).value == np.inf
+
+
+def test_the_timed_crossing_stays_where_times_grow_faster_later():
+    """A cache that outgrows the processor's is read more slowly: that says nothing about a step without a cache."""
+    config = dataclasses.replace(CONFIG, contexts=(32, 128, 512))
+    for late in (1, 20):
+        table = made_up(lambda kind, n, late=late: 1e-3 * (1 + n / 80) * (late if n > 128 else 1), config)
+        assert kv_results.crossing_timed(config, table, "all heads", 100.0).value == pytest.approx(0.8)
 
 
 def test_a_step_can_be_repeated():

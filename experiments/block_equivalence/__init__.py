@@ -2,7 +2,7 @@
 
 Claims: C2.
 Command: python -m experiments.block_equivalence --preset=quick --out=results/block_equivalence
-Time: smoke 8 s, quick 25 s, full 4 min on two cores.
+Time: smoke 8 s, quick 25 s, full about 2 min on two cores.
 
 The error of the tile loop and of the dense form against float64, output and gradients, by mask and dtype; the FLOPs and
 bytes of both, counted; and the temporary memory of the compiled programs against the length.

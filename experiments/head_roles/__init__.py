@@ -2,7 +2,7 @@
 
 Claims: H8.
 Command: python -m experiments.head_roles --preset=quick --out=results/head_roles
-Time: smoke 10 s, quick 47 s, full 4 min on two cores.
+Time: smoke 10 s, quick 47 s, full about 5 min on two cores.
 
 How much of its weight each head of a real model gives to what is near, to the token before, to what followed the same
 token last time, to a verb's subject and to a pronoun's antecedent; beside the same architecture at random weights.

@@ -2,7 +2,7 @@
 
 Claims: C5, C5b.
 Command: python -m experiments.inductive_bias --preset=quick --out=results/inductive_bias
-Time: smoke 15 s, quick 110 s, full about 15 min on two cores.
+Time: smoke 15 s, quick 110 s, full about 12 min on two cores.
 
 The accuracy of naming digits and the loss of the next value of seasonal series, against the size of the training set,
 of models of equal parameters. The size of the models, the number of steps and the smallest sets were chosen after

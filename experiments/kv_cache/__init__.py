@@ -2,7 +2,7 @@
 
 Claims: C3.
 Command: python -m experiments.kv_cache --preset=quick --out=results/kv_cache
-Time: smoke 10 s, quick 33 s, full about 3 min on two cores.
+Time: smoke 10 s, quick 33 s, full about 2 min on two cores.
 
 The bytes that a step reads, of the weights and of the cache, and the context n* where they are equal: counted from the
 arrays of published models, per batch and dtype. And the time of a step against the context, all heads, grouped heads,

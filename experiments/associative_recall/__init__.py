@@ -59,7 +59,7 @@ EXPERIMENT = Experiment(
             "parts": PARTS,
             "stores": STORES,
             "arms": ALONE,
-            "pairs": (8, 16, 32),
+            "pairs": (8, 16),
             "seeds": 20,
         },
     },

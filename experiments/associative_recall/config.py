@@ -54,11 +54,11 @@ class RecallConfig(Config):
     batch_size: int = option(16, "sequences of a step", least=1, most=1024)
 
     query_arms: tuple[str, ...] = option(tuple(MIXERS), "mixers of multi-query recall", choices=tuple(MIXERS))
-    query_pairs: int = option(8, "pairs of a sequence of multi-query recall", least=3, most=256)
+    query_pairs: int = option(4, "pairs of a sequence of multi-query recall", least=3, most=256)
     query_heads: int = option(2, "heads of its models, of width D / h", least=1, most=64)
-    query_length: int = option(64, "tokens of it", least=9, most=4096)
+    query_length: int = option(24, "tokens of it", least=9, most=4096)
     query_rates: tuple[float, ...] = option((3e-3,), "its learning rates", least=1e-6, most=1)
-    query_steps: int = option(2000, "steps of a run of it", least=2, most=100000)
+    query_steps: int = option(1500, "steps of a run of it", least=2, most=100000)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,7 +40,7 @@ def one_layer(config: RecallConfig, arm: str, pairs: int) -> list[Row]:
 def multi_query(config: RecallConfig, arm: str) -> list[Row]:
     """Two layers on sequences whose keys and values are tokens of their own."""
     pairs = config.query_pairs
-    task = Recall(num_pairs=pairs, num_keys=4 * pairs, num_values=4 * pairs, length=config.query_length)
+    task = Recall(num_pairs=pairs, num_keys=2 * pairs, num_values=2 * pairs, length=config.query_length)
     make = functools.partial(
         Transformer, _sizes(config, arm, LAYERS, task.vocabulary_size, num_heads=config.query_heads)
     )

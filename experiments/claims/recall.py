@@ -1,4 +1,10 @@
-"""The claims about what a memory of fixed size can look up, and whether a hybrid can."""
+"""The claims about what a memory of fixed size can look up, and whether a hybrid can.
+
+The trained tasks must be ones that softmax solves in the steps there are, or they tell nothing. Two sizes were not, in
+twenty runs each, and were made smaller, by trials with other seeds: 32 pairs in one layer (600 steps: softmax solved
+them in 15% of the runs, the others in none), and 8 pairs in 64 tokens in two (2,000 steps: softmax and linear
+attention, alone or one after the other, in none, a state space followed by softmax in 90%).
+"""
 
 import math
 
@@ -7,6 +13,7 @@ from experiments.verdicts import NEEDS, Claim, Decision, Evidence, above, below
 SOLVED = 0.9  # accuracy from which a run has solved the task, and a store still holds its pairs
 HALF = 0.5  # share of runs
 TIMES = 2.0  # as many pairs
+UNSOLVED = "softmax itself does not solve it; more steps might"
 WIDTHS = (16, 32, 64)
 SPLIT = {  # what is told beside the mean of the mechanisms that decide
     "relu": "ReLU features",
@@ -59,7 +66,9 @@ def _l1b(e: Evidence) -> Decision:
     names = {"softmax": "softmax", "linear": "linear with ELU features", **ALONE}
     found = f"share of runs that find the value of {e['pairs'].value:.0f} pairs: {_shares(e, names)}"
     softmax, linear = above(e["softmax"], HALF), above(e["linear"], HALF)
-    if softmax is None or linear is None or not softmax:
+    if softmax is False:
+        return Decision("inconclusive", f"{UNSOLVED}: {found}")
+    if softmax is None or linear is None:
         return Decision("inconclusive", f"{NEEDS}: {found}")
     if linear:
         return Decision("refuted", found)
@@ -79,7 +88,9 @@ def _l1c(e: Evidence) -> Decision:
         return Decision("inconclusive", "not trained at this preset: --preset=full does")
     found = f"share of runs that solve multi-query recall: {_shares(e, names)}"
     softmax, linear, hybrid = (above(e[name], HALF) for name in ("softmax", "linear", "linear_softmax"))
-    if softmax is None or linear is None or hybrid is None or not softmax:
+    if softmax is False:
+        return Decision("inconclusive", f"{UNSOLVED}: {found}")
+    if softmax is None or linear is None or hybrid is None:
         return Decision("inconclusive", f"{NEEDS}: {found}")
     if linear or not hybrid:
         return Decision("refuted", found)
@@ -143,8 +154,9 @@ CLAIMS = (
         rule="Share of runs that answer 90% of the questions held out, by Wilson's intervals. Confirmed if that of "
         "softmax and of linear followed by softmax is above one half and that of linear alone below; refuted if linear "
         "alone is above, or the hybrid below; inconclusive if an interval straddles or softmax does not solve it.",
-        scope="Two layers of width {width}, {heads} heads of {head_width}; {query_pairs} pairs in {query_length} "
-        "tokens, {query_steps} steps of {batch} sequences at {rates} rates, {seeds} seeds.",
+        scope="Two layers of width {width}, {heads} heads of {head_width}; {query_pairs} pairs of twice as many keys "
+        "and values in {query_length} tokens, {query_steps} steps of {batch} sequences at {rates} rates, {seeds} "
+        "seeds.",
         evidence={
             "linear_softmax": "share of runs that solve it, linear, then softmax",
             "softmax": "the same, softmax in both layers",

@@ -139,7 +139,7 @@ def test_a_run_that_diverged_settles_nothing():
         ({"arms": ("softmax",)}, "arms must hold softmax and linear"),
         ({"query_arms": ("softmax", "linear")}, "query_arms must hold softmax, linear and linear_softmax"),
         ({"pairs": (16, 8)}, "pairs must ascend"),
-        ({"query_length": 20}, "query_length must be at least 3"),
+        ({"query_length": 11}, "query_length must be at least 3"),
         ({"steps": 3}, "steps must be a multiple"),
     ],
 )

@@ -2,7 +2,7 @@
 
 Claims: L1a, L1b, L1c.
 Command: python -m experiments.associative_recall --preset=quick --out=results/associative_recall
-Time: smoke 15 s, quick 113 s, full about 18 min on two cores.
+Time: smoke 15 s, quick 113 s, full about 20 min on two cores.
 
 Random keys and values stored by each mechanism without any training, and one of the keys asked for: how many pairs it
 holds, by head width. One trained layer that looks up pairs, each of them one token. With `full`, two layers on

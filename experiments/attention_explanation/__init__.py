@@ -2,7 +2,7 @@
 
 Claims: D3, D3b.
 Command: python -m experiments.attention_explanation --preset=quick --out=results/attention_explanation
-Time: smoke 30 s, quick 100 s, full about 20 min on two cores.
+Time: smoke 30 s, quick 100 s, full about 12 min on two cores.
 
 Small models learn to say which keyword stands in a sequence, and to look up a pair, by one layer and by two; others try
 the same with uniform attention. Then the row of weights that an answer is read by is pushed as far as the answer

@@ -2,7 +2,7 @@
 
 Claims: C1, C1b.
 Command: python -m experiments.complexity --preset=quick --out=results/complexity
-Time: smoke 15 s, quick 87 s, full about 12 min on two cores.
+Time: smoke 15 s, quick 87 s, full about 15 min on two cores.
 
 Exponents of time in n and in d, per mechanism, forward and with backward, all run in turn; where attention becomes half
 of a whole layer, by FLOPs and by time; and exponents of memory in n, d and h: of what the compiled program takes, and

@@ -23,7 +23,7 @@ wheel: $(READY)
 	rm -rf build
 	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target build/installed build/*.whl
-	cd build/installed && $(abspath $(RUN)) -m pytest --doctest-modules attn_jax -q
+	cd build/installed && $(abspath $(RUN)) -m pytest -n 2 --doctest-modules attn_jax -q
 
 check: $(READY)
 	$(RUN) -m ruff check .

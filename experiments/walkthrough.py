@@ -223,17 +223,23 @@ def _weights(asked: pd.DataFrame) -> np.ndarray:
 
 
 def figure(config: WalkthroughConfig, measurements: pd.DataFrame) -> Figure:
-    weights, words = _weights(measurements.query("arm == 'asked'"))[:4], [printable(word) for word in config.words]
-    drawn, axes = figures.panels(1, len(weights), width=3.4, height=3.6)
-    for head, (one, square) in enumerate(zip(axes[0], weights, strict=True)):
-        one.grid(visible=False)
-        one.imshow(square, vmin=0, vmax=1, cmap="viridis")
-        one.set_title(f"head {head}")
-        one.set_xlabel("key")
-        if len(words) <= 16:
-            one.set_xticks(range(len(words)), words, rotation=60, ha="right", parse_math=False)
-            one.set_yticks(range(len(words)), words, parse_math=False)
-    axes[0, 0].set_ylabel("query")
+    words = [printable(word) for word in config.words]
+    chosen = "\n".join(f"{name}={getattr(config, name)}" for name in config.changed())
+    titles = {"asked": chosen, "default": "default"} if chosen else {"asked": "default"}
+    weights = {arm: _weights(measurements.query("arm == @arm"))[:4] for arm in titles}
+    drawn, axes = figures.panels(len(titles), max(map(len, weights.values())), width=3.4, height=3.6)
+    for row, (arm, title) in zip(axes, titles.items(), strict=True):
+        for one in row[len(weights[arm]) :]:
+            one.set_visible(False)
+        for head, (one, square) in enumerate(zip(row, weights[arm], strict=False)):
+            one.grid(visible=False)
+            one.imshow(square, vmin=0, vmax=1, cmap="viridis")
+            one.set_title(f"head {head}")
+            one.set_xlabel("key")
+            if len(words) <= 16:
+                one.set_xticks(range(len(words)), words, rotation=60, ha="right", parse_math=False)
+                one.set_yticks(range(len(words)), words, parse_math=False)
+        row[0].set_ylabel(f"{title}\n\nquery")
     drawn.colorbar(axes[0, 0].images[0], ax=axes, label="weight")
     return drawn
 
@@ -246,7 +252,8 @@ EXPERIMENT = Experiment(
     units=units,
     judge=lambda config, measurements: (),
     figure=figure,
-    alt="The weights of the first heads as squares: each row of a square says where its word looks.",
+    alt="The weights of the first heads as squares, as asked for and, below, with the defaults: each row of a square "
+    "says where its word looks.",
     tables=tables,
     documentation=__doc__ or "",
 )

@@ -53,6 +53,16 @@ def test_no_change_is_said_to_be_none():
     assert len(result.figure().axes) == 5  # four heads and their scale
 
 
+def test_the_figure_shows_what_was_asked_for_above_the_default():
+    axes = walkthrough.run(WalkthroughConfig(scale_rule="none", num_heads=2)).figure().axes
+    shown = [one for one in axes if one.get_visible()]
+    assert len(shown) == 2 + 4 + 1  # two heads, the default's four, and their scale
+    assert [one.get_ylabel() for one in shown if "query" in one.get_ylabel()] == [
+        "scale_rule=none\nnum_heads=2\n\nquery",
+        "default\n\nquery",
+    ]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -1,10 +1,11 @@
-"""The command: `python -m attn_jax.audit --target=package.module:function`.
+"""The command: `python -m attn_jax.audit --target=package.module:function`, or `--target=path/file.py:function`.
 
 Exits with 0 if there is no fault, 1 if there is one, 2 if the target cannot be audited.
 """
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -18,7 +19,8 @@ from attn_jax.audit import Expectation, audit_attention
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audits the target and prints the report."""
     parser = argparse.ArgumentParser(prog="python -m attn_jax.audit", description="Audits an attention function.")
-    parser.add_argument("--target", required=True, help="package.module:function, called as f(query, key, value)")
+    target = "package.module:function or path/file.py:function, called as f(query, key, value)"
+    parser.add_argument("--target", required=True, help=target)
     parser.add_argument("--scale", help="that is meant: a number, or a rule such as inverse_sqrt")
     parser.add_argument("--causal", action="store_true", help="it applies a causal mask without being asked")
     parser.add_argument("--window", help="left,right that it applies without being asked, both ends included")
@@ -48,16 +50,27 @@ def _load(target: str) -> Any:
     """The function that a target names; the working directory is looked in, too."""
     module, colon, path = target.partition(":")
     if not (module and colon and path):
-        raise ValueError(f"target must be package.module:function, got {target!r}")
-    sys.path.insert(0, os.getcwd())
+        raise ValueError(f"target must be package.module:function or path/file.py:function, got {target!r}")
+    file = pathlib.Path(module)
+    sys.path.insert(0, str(file.parent.resolve()) if file.suffix == ".py" else os.getcwd())
     try:
-        found = importlib.import_module(module)
+        found = _run(file) if file.suffix == ".py" else importlib.import_module(module)
     except Exception as error:
         raise ValueError(f"target {module} cannot be imported: {type(error).__name__}: {error}") from error
     for name in path.split("."):
         if not hasattr(found, name):
             raise ValueError(f"target {module} has no {path}")
         found = getattr(found, name)
+    return found
+
+
+def _run(file: pathlib.Path) -> Any:
+    """The module that a file is, whatever else bears its name."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
     return found
 
 

@@ -75,12 +75,12 @@ def run(audit: Audit, battery: tuple[Registered, ...]) -> AuditReport:
     """Runs the checks; one that another fault explains is not run."""
     outcomes: list[Outcome] = []
     findings: list[Finding] = []
-    broken: set[str] = set()
+    broken: dict[str, str] = {}  # by what failed
     for one in battery:
-        cause = next((name for name in one.after if name in broken), None)
+        cause = next((broken[name] for name in one.after if name in broken), None)
         if cause is not None:
-            broken.add(one.name)
-            outcomes.append(Outcome(one.name, "not applicable", f"after {cause}"))
+            broken[one.name] = cause
+            outcomes.append(Outcome(one.name, "not applicable", f"{cause} failed"))
             continue
         if one.needs_answers and not audit.explained:
             outcomes.append(Outcome(one.name, "not applicable", "its weights are not explained"))
@@ -95,7 +95,7 @@ def run(audit: Audit, battery: tuple[Registered, ...]) -> AuditReport:
         findings += found
         faulty = any(finding.kind == "fault" for finding in found)
         if faulty and not (one is weights.scale and audit.explained):  # answers then have the scale that was found
-            broken.add(one.name)
+            broken[one.name] = one.name
         outcomes.append(Outcome(one.name, "failed" if found else "passed"))
     ordered = sorted(findings, key=lambda finding: finding.kind == "difference")
-    return AuditReport(audit.subject.name, tuple(outcomes), tuple(ordered))
+    return AuditReport(audit.subject.name, tuple(outcomes), tuple(ordered), audit.subject.unmapped)

@@ -13,78 +13,23 @@ from numpy.typing import NDArray
 from attn_jax import checks
 from attn_jax.audit import roles
 from attn_jax.audit.context import Expectation, worst
+from attn_jax.audit.module_case import LENGTH, Case, Skip, Turned
 from attn_jax.audit.report import AuditReport, Finding, Outcome
 from attn_jax.diagnostics import head_weights, reference
 
 Array = NDArray[np.float64]
-OFF, CHANGED, LENGTH = 1e-3, 1e-5, 8
+OFF, CHANGED = 1e-3, 1e-5
 ALIKE = 1e-8  # 1 − the cosine of heads that are one
 DEAD = 1e-4  # of the median head
 
-
-class _Skip(Exception):
-    """A check cannot say anything; the message says why."""
-
-
-class _Case:
-    """One module under audit."""
-
-    def __init__(
-        self,
-        module: nnx.Module,
-        width: int,
-        call: Callable[..., Any],
-        decode: Callable[..., Any] | None,
-        expect: Expectation,
-        found: roles.Projections,
-    ) -> None:
-        self.module, self.width, self.expect, self.found = module, width, expect, found
-        self._call, self._decode = call, decode
-        rng = np.random.default_rng(0)
-        self.x = rng.standard_normal((2, LENGTH, width)).astype(np.float32)
-        self.other = rng.standard_normal((2, LENGTH, width)).astype(np.float32)
-
-    def run(self, x: Any) -> Array:
-        """The output in float64."""
-        output = self._call(self.module, jnp.asarray(x))
-        output = output[0] if isinstance(output, (tuple, list)) else output
-        output = np.asarray(output, np.float64)
-        if output.shape != np.shape(x):
-            raise ValueError(f"it returned shape {output.shape} where {np.shape(x)}, [B, T, D], was expected")
-        return output
-
-    def decoded(self, x: Any) -> Array:
-        """The same, token by token."""
-        if self._decode is None:
-            raise _Skip("no decode= was given")
-        return np.asarray(self._decode(self.module, jnp.asarray(x)), np.float64)
-
-    def seen(self) -> NDArray[np.bool_]:
-        window = self.expect.window
-        assert not isinstance(window, int)
-        return reference.visible(LENGTH, LENGTH, causal=self.expect.causal, window=window)
-
-    def answer(self, x: Any, scale: float, *, turned: str | None) -> Array:
-        """What its projections give with a scale and rotary positions."""
-        query, key, value = (self.found.heads(role, np.asarray(x, np.float64)) for role in roles.ROLES[:3])
-        if turned is not None:
-            interleaved = turned == "rotary_interleaved"
-            base = self.expect.rotary_base
-            query, key = (reference.rotate(y, base=base, interleaved=interleaved) for y in (query, key))
-        logits = scale * reference.scores(query, key)
-        mask = np.broadcast_to(self.seen(), logits.shape)
-        weights = reference.weights(logits, mask, cap=self.expect.logits_soft_cap)
-        return self.found.merged(reference.outputs(weights, value))
-
-
-Check = Callable[[_Case], Iterator[Finding]]
+Check = Callable[[Case], Iterator[Finding]]
 
 
 def _fault(link: str, check: str, evidence: str, advice: str) -> Finding:
     return Finding("fault", link, check, evidence, advice)
 
 
-def _runs(case: _Case) -> Iterator[Finding]:
+def _runs(case: Case) -> Iterator[Finding]:
     try:
         found = case.run(case.x)
     except Exception as error:
@@ -95,7 +40,7 @@ def _runs(case: _Case) -> Iterator[Finding]:
         yield _fault("softmax", "runs", "An ordinary output is not finite.", "Look for an empty row, or an overflow.")
 
 
-def _same_twice(case: _Case) -> Iterator[Finding]:
+def _same_twice(case: Case) -> Iterator[Finding]:
     first = case.run(case.x)
     moved = max(worst(case.run(case.x) - first) for _ in range(3))
     if moved > 0:
@@ -104,7 +49,7 @@ def _same_twice(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _items_apart(case: _Case) -> Iterator[Finding]:
+def _items_apart(case: Case) -> Iterator[Finding]:
     mixed = np.concatenate([case.x[:1], 50 * case.other[1:]])
     if (moved := worst(case.run(mixed)[0] - case.run(case.x)[0])) > OFF:
         yield _fault(
@@ -115,7 +60,7 @@ def _items_apart(case: _Case) -> Iterator[Finding]:
         )
 
 
-def _tokens_seen(case: _Case) -> Iterator[Finding]:
+def _tokens_seen(case: Case) -> Iterator[Finding]:
     """Which tokens each output reads."""
     base, reached = case.run(case.x), np.zeros((LENGTH, LENGTH), bool)
     for token in range(LENGTH):
@@ -126,16 +71,15 @@ def _tokens_seen(case: _Case) -> Iterator[Finding]:
     if (reached != seen).any():
         row = int(np.argwhere(reached != seen)[0][0])
         extra, lost = np.flatnonzero(reached[row] & ~seen[row]), np.flatnonzero(~reached[row] & seen[row])
-        said = [f"reads tokens {extra.tolist()} too many"] * bool(extra.size) + [f"not tokens {lost.tolist()}"] * bool(
-            lost.size
-        )
+        said = [f"reads tokens {extra.tolist()} too many"] * bool(extra.size)
+        said += [f"does not read tokens {lost.tolist()}"] * bool(lost.size)
         yield _fault(
             "mask", "tokens seen", f"Output {row} {' and '.join(said)}.",
             "Check the mask; one that is meant is said by Expectation(causal=..., window=...).",
         )  # fmt: skip
 
 
-def _order(case: _Case) -> Iterator[Finding]:
+def _order(case: Case) -> Iterator[Finding]:
     """Positions: whether the order of tokens matters, and not by way of the values."""
     same = np.broadcast_to(case.x[:, :1], case.x.shape)
     spread = np.ptp(case.run(same), axis=1).max()
@@ -147,7 +91,7 @@ def _order(case: _Case) -> Iterator[Finding]:
         )  # fmt: skip
         return
     if case.expect.causal or case.expect.window:
-        raise _Skip("a mask by position is meant")
+        raise Skip("a mask by position is meant")
     turned = np.random.default_rng(7).permutation(LENGTH)
     moved = worst(case.run(case.x[:, turned]) - case.run(case.x)[:, turned])
     if case.expect.positions is None and moved > OFF:
@@ -162,11 +106,11 @@ def _order(case: _Case) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _projections(case: _Case) -> Iterator[Finding]:
+def _projections(case: Case) -> Iterator[Finding]:
     """Untied projections, and an output projection that mixes heads."""
     weights = case.found.weights
     if not weights:
-        raise _Skip("no projections were found: say parameters=")
+        case.require_projections()
     for one, other in head_weights.equal_projections(weights):
         yield _fault(
             "projections", "projections apart", f"The weights of {one} and {other} are equal.",
@@ -182,10 +126,9 @@ def _projections(case: _Case) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _heads(case: _Case) -> Iterator[Finding]:
+def _heads(case: Case) -> Iterator[Finding]:
     """Heads that are alive, and different."""
-    if not case.found.complete:
-        raise _Skip("not all projections were found: say parameters=")
+    case.require_projections()
     q, k, v, o = (case.found.weights[role] for role in roles.ROLES)
     sizes = head_weights.fetch_norms(v, o)
     dead = np.flatnonzero(sizes < DEAD * np.median(sizes)).tolist()
@@ -199,10 +142,11 @@ def _heads(case: _Case) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _heads_cut(case: _Case) -> Iterator[Finding]:
+def _heads_cut(case: Case) -> Iterator[Finding]:
     """Heads are cut by an axis of their own: not by a reshape that gives a head some of the tokens."""
-    if not case.found.complete or len({case.found.weights[role].shape for role in roles.ROLES[:3]}) > 1:
-        raise _Skip("not all projections were found, or heads are grouped")
+    case.require_projections()
+    if len({case.found.weights[role].shape for role in roles.ROLES[:3]}) > 1:
+        raise Skip("heads are grouped")
     output, x = case.run(case.x), np.asarray(case.x, np.float64)
     three = [case.found.heads(role, x) for role in roles.ROLES[:3]]  # [B, T, N, H]
     batch, length, heads, width = three[0].shape
@@ -220,42 +164,50 @@ def _heads_cut(case: _Case) -> Iterator[Finding]:
             return
 
 
-def _explained(case: _Case) -> Iterator[Finding]:
+def _explained(case: Case) -> Iterator[Finding]:
     """Whether the projections, a scale and the positions that were meant give the output."""
     tied = "key" not in case.found.weights and {"query", "value", "out"} <= set(case.found.weights)
     if tied:
         weights = {**case.found.weights, "key": case.found.weights["query"]}
         case.found = dataclasses.replace(case.found, weights=weights)
-    if not case.found.complete:
-        raise _Skip("not all projections were found: say parameters=")
+    case.require_projections()
     output, width = case.run(case.x), case.found.weights["query"].shape[-1]
     size = np.linalg.norm(output)
 
-    def misfit(scale: float, turned: str | None) -> float:
-        return float(np.linalg.norm(case.answer(case.x, scale, turned=turned) - output) / size)
+    def misfit(scale: float, turned: Turned, tiled: bool = False) -> float:
+        return float(np.linalg.norm(case.answer(case.x, scale, turned, tiled=tiled) - output) / size)
 
-    meant = case.expect.factor(width)
-    if misfit(meant, case.expect.positions) < OFF:
+    meant, kind = case.expect.factor(width), case.expect.positions
+    if misfit(meant, (kind, kind)) < OFF:
         if tied:
             yield _fault(
                 "projections", "explained by its parameters", "Keys are made by the weight of the queries.",
                 "Tied projections make scores symmetric: give each its own.",
             )  # fmt: skip
         return
+    if misfit(meant, (kind, kind), tiled=True) < OFF:
+        yield _fault(
+            "heads", "explained by its parameters", "Query head n reads key head n mod K.",
+            "Repeat each key head for its group (repeat_interleave); tiling gives 0, 1, 0, 1.",
+        )  # fmt: skip
+        return
     grid = np.exp(np.linspace(np.log(1e-4), np.log(30), 120))
-    for turned in dict.fromkeys((case.expect.positions, None, "rotary", "rotary_interleaved")):
-        if turned is not None and width % 2:
-            continue
+    rotary = ("rotary", "rotary_interleaved") if width % 2 == 0 else ()
+    both = [(kind, kind), (None, None), *((one, one) for one in rotary)]
+    half = [pair for one in rotary for pair in ((one, None), (None, one))]
+    for turned in dict.fromkeys([*both, *half]):
         best = min(grid, key=lambda scale, turned=turned: misfit(scale, turned))
         for step in (0.05, 0.01, 0.002, 0.0005):
             best = min(
                 (best * (1 + step * i) for i in range(-6, 7)), key=lambda scale, turned=turned: misfit(scale, turned)
             )
         if misfit(best, turned) < 2 * OFF:
-            if turned != case.expect.positions:
+            if turned != (kind, kind):
+                query, key = turned
+                found = str(query) if query == key else f"{query} of the queries and {key} of the keys"
                 yield _fault(
-                    "positions", "explained by its parameters", f"Positions are {turned}, not {case.expect.positions}.",
-                    "Say what is meant by Expectation(positions=...).",
+                    "positions", "explained by its parameters", f"Positions are {found}, not {kind}.",
+                    "Say what is meant by Expectation(positions=...)." if query == key else "Turn both alike.",
                 )  # fmt: skip
             if abs(best / meant - 1) > 0.01:
                 yield _fault(
@@ -267,12 +219,12 @@ def _explained(case: _Case) -> Iterator[Finding]:
     yield _fault(
         _where(case, output), "explained by its parameters",
         f"The projections {', '.join(case.found.names.values())} with any scale leave "
-        f"{min(misfit(s, case.expect.positions) for s in grid):.0%} of the output unexplained.",
+        f"{min(misfit(s, (kind, kind)) for s in grid):.0%} of the output unexplained.",
         "How are heads split, grouped and merged, and is a bias left out?",
     )  # fmt: skip
 
 
-def _where(case: _Case, output: Array) -> str:
+def _where(case: Case, output: Array) -> str:
     """The link that is broken where no scale explains: by one token alone, which has but values and output."""
     alone = case.run(case.x[:, :1])
     value = case.found.heads("value", np.asarray(case.x[:, :1], np.float64))
@@ -284,7 +236,7 @@ def _where(case: _Case, output: Array) -> str:
     return "heads" if worst(alone - tiled) < OFF else "output"
 
 
-def _decodes(case: _Case) -> Iterator[Finding]:
+def _decodes(case: Case) -> Iterator[Finding]:
     """Token by token it gives what one call gives."""
     off = np.abs(case.decoded(case.x) - case.run(case.x)).max(axis=(0, 2))
     if off.max() > OFF:
@@ -295,19 +247,19 @@ def _decodes(case: _Case) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _gradients(case: _Case) -> Iterator[Finding]:
+def _gradients(case: Case) -> Iterator[Finding]:
     """Every projection gets a gradient."""
     graphdef, params, rest = nnx.split(case.module, nnx.Param, ...)
 
     def objective(params: Any) -> Any:
-        output = case._call(nnx.merge(graphdef, params, rest), jnp.asarray(case.x))
+        output = case.call(nnx.merge(graphdef, params, rest), jnp.asarray(case.x))
         output = output[0] if isinstance(output, (tuple, list)) else output
         return jnp.sum(jnp.sin(3 * output))
 
     try:
         gradient = jax.grad(objective)(params)
     except Exception as error:
-        raise _Skip(f"it cannot be differentiated ({type(error).__name__})") from error
+        raise Skip(f"it cannot be differentiated ({type(error).__name__})") from error
     flat = {".".join(map(str, path)): np.asarray(roles._read(x)) for path, x in nnx.to_flat_state(gradient)}
     for role, path in case.found.names.items():
         if not np.isfinite(flat[path]).all():
@@ -362,8 +314,9 @@ def audit_module(
         expect: what its author meant beside standard attention: a causal mask, rotary positions, another scale.
         call: `call(module, x)`, where `module(x)` is not how it is called.
         decode: `decode(module, x)`, which gives the outputs of `x` token by token from a cache.
-        parameters: the paths of the weights of "query", "key", "value" and "out", where names do not tell.
-        num_heads: N, where weights are matrices `[D, N H]` without an axis of heads.
+        parameters: where names do not tell, the paths of the weights of "query", "key", "value" and "out":
+            `{"query": "wq.kernel"}`.
+        num_heads: N, where weights are matrices `[D, N H]` without an axis of heads; keys and values may have fewer.
 
     Returns:
         An `AuditReport`.
@@ -384,18 +337,18 @@ def audit_module(
         raise TypeError(f"expect must be an Expectation, got {type(expect).__name__}")
     width = checks.positive_int("width", width)
     found = roles.find(module, width, parameters or {}, num_heads)
-    case = _Case(module, width, call or (lambda module, x: module(x)), decode, expect, found)
+    case = Case(module, width, call or (lambda module, x: module(x)), decode, expect, found)
     outcomes: list[Outcome] = []
     findings: list[Finding] = []
     broken: set[str] = set()
     for name, check in BATTERY.items():
         cause = next((other for other in AFTER.get(name, ("runs",)) if other in broken), None)
         if cause is not None:
-            outcomes.append(Outcome(name, "not applicable", f"after {cause}"))
+            outcomes.append(Outcome(name, "not applicable", f"{cause} failed"))
             continue
         try:
             one = list(check(case))
-        except _Skip as error:
+        except Skip as error:
             outcomes.append(Outcome(name, "not applicable", str(error)))
             continue
         findings += one

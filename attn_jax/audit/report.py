@@ -51,7 +51,7 @@ class Outcome:
     ...     return value.mean(axis=1, keepdims=True).repeat(query.shape[1], axis=1)
     >>> outcomes = {outcome.check: outcome for outcome in audit.audit_attention(mean_value).outcomes}
     >>> outcomes["runs"].result, outcomes["inputs are read"].result, outcomes["under jit"].note
-    ('passed', 'failed', 'after scale of the scores')
+    ('passed', 'failed', 'inputs are read failed')
     """
 
     check: str
@@ -67,6 +67,7 @@ class AuditReport:
         target: what was audited.
         outcomes: one a check, in the order in which they ran.
         findings: faults first, those that explain others before these.
+        unmapped: parameters of the function that stand for none of our options, and so kept their defaults.
 
     >>> from attn_jax import audit
     >>> def mean_value(query, key, value):  # reads neither query nor key
@@ -79,6 +80,7 @@ class AuditReport:
     target: str
     outcomes: tuple[Outcome, ...]
     findings: tuple[Finding, ...]
+    unmapped: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -100,14 +102,24 @@ class AuditReport:
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:
-        counts = {result: sum(x.result == result for x in self.outcomes) for result in ("passed", "failed")}
-        skipped = [f"{x.check} ({x.note})" for x in self.outcomes if x.result == "not applicable"]
+        passed = sum(x.result == "passed" for x in self.outcomes)
+        unrun: dict[str, list[str]] = {}  # by reason
+        for outcome in self.outcomes:
+            if outcome.result == "not applicable":
+                unrun.setdefault(outcome.note, []).append(outcome.check)
         lines = [
             f"{self.target}: {_count(len(self.faults), 'fault')}, {_count(len(self.differences), 'difference')}; "
-            f"{counts['passed']} of {len(self.outcomes)} checks passed"
+            f"{passed} of {len(self.outcomes)} checks passed, {sum(map(len, unrun.values()))} not run"
         ]
         lines += [f"  {finding}" for finding in self.findings]
-        return "\n".join(lines + ([f"  not applicable: {'; '.join(skipped)}"] if skipped else []))
+        if self.unmapped:
+            lines.append(
+                f"  not audited, {', '.join(self.unmapped)}: left at the default; one that is an option of jax.nn by "
+                "another name is said by arguments="
+            )
+        single = [f"{checks[0]} ({reason})" for reason, checks in unrun.items() if len(checks) == 1]
+        lines += [f"  not run, {reason}: {', '.join(checks)}" for reason, checks in unrun.items() if len(checks) > 1]
+        return "\n".join(lines + ([f"  not run: {'; '.join(single)}"] if single else []))
 
 
 def _count(number: int, word: str) -> str:

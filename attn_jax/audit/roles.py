@@ -55,7 +55,8 @@ def find(module: nnx.Module, width: int, parameters: Mapping[str, str], num_head
         module: whose parameters are looked through.
         width: D.
         parameters: by role, the path of its weight, where names do not tell.
-        num_heads: of weights that are stored as matrices `[D, N H]`; None if they have an axis for heads.
+        num_heads: N, of weights that are stored as matrices `[D, N H]`; None if they have an axis for heads. Keys and
+            values may have fewer: their heads are as wide as those of queries and of the output.
 
     Raises:
         ValueError: on a role or a path that is none.
@@ -65,13 +66,18 @@ def find(module: nnx.Module, width: int, parameters: Mapping[str, str], num_head
         raise ValueError(f"parameters must name roles among {', '.join(ROLES)}, got {unknown[0]!r}")
     stored = {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))}
     weights, biases, names = {}, {}, {}
-    for role in ROLES:
+    for role in ("query", "out", "key", "value"):  # what the others take their widths from comes first
         if role in parameters and parameters[role] not in stored:
-            raise ValueError(f"parameters[{role!r}] must be the path of a parameter, got {parameters[role]!r}")
+            there = ", ".join(stored) or "none"
+            raise ValueError(
+                f"parameters[{role!r}] must be the path of a parameter ({there}), got {parameters[role]!r}"
+            )
         paths = [parameters[role]] if role in parameters else [x for x in stored if re.search(_NAMES[role], x.lower())]
         for path in paths:
             array = np.asarray(_read(stored[path]), np.float64)
-            shaped = _shaped(array, role, width, num_heads)
+            of = weights.get("query" if role == "key" else "out") if role in ("key", "value") else None
+            head_width = None if of is None else of.shape[2 if role == "key" else 1]
+            shaped = _shaped(array, role, width, num_heads, head_width)
             if shaped is not None and role not in weights:
                 weights[role], names[role] = shaped, path
         for path in paths:
@@ -80,6 +86,7 @@ def find(module: nnx.Module, width: int, parameters: Mapping[str, str], num_head
                 shape = weights[role].shape[1:] if role != "out" else weights[role].shape[2:]
                 if array.size == np.prod(shape):
                     biases[role] = array.reshape(shape)
+    weights, biases, names = ({role: x[role] for role in ROLES if role in x} for x in (weights, biases, names))
     return Projections(weights, biases, names)
 
 
@@ -87,12 +94,15 @@ def _read(variable: Any) -> Any:
     return variable[...] if isinstance(variable, nnx.Variable) else variable
 
 
-def _shaped(array: Array, role: str, width: int, num_heads: int | None) -> Array | None:
+def _shaped(array: Array, role: str, width: int, num_heads: int | None, head_width: int | None) -> Array | None:
     """A weight with its axis of heads, or None if it cannot be one."""
     if array.ndim == 3:
         return array if array.shape[0 if role != "out" else 2] == width else None
     if array.ndim != 2 or num_heads is None:
         return None
     if role == "out":
-        return array.reshape(num_heads, -1, width) if array.shape == (array.shape[0], width) else None
-    return array.reshape(width, num_heads, -1) if array.shape[0] == width and array.shape[1] % num_heads == 0 else None
+        fits = array.shape[1] == width and array.shape[0] % num_heads == 0
+        return array.reshape(num_heads, -1, width) if fits else None
+    heads = num_heads if head_width is None or array.shape[1] % head_width else array.shape[1] // head_width
+    fits = array.shape[0] == width and array.shape[1] % heads == 0 and num_heads % heads == 0
+    return array.reshape(width, heads, -1) if fits else None

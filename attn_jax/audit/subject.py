@@ -51,7 +51,12 @@ class Subject:
             raise TypeError(f"fn must be callable, got {type(function).__name__}")
         self.function = function
         self.name = getattr(function, "__name__", None) or type(function).__name__
-        self._names = _known(function, {} if arguments is None else arguments)
+        arguments = {} if arguments is None else arguments
+        parameters = _parameters(function)
+        self._names = _known(parameters, arguments)
+        known = {own for own, _ in self._names.values()}
+        known |= {own for name, given in arguments.items() if given is None for own in (name, *OPTIONS[name])}
+        self.unmapped = tuple(name for name in [*parameters][3:] if name not in known and parameters[name] not in _OPEN)
         self._make: Convert = jnp.asarray
 
     @property
@@ -101,15 +106,23 @@ class Subject:
         self._make = np.asarray
 
 
-def _known(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, tuple[str, Convert | None]]:
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The kind of each parameter, in order; none where a signature cannot be read."""
+    try:
+        return {name: one.kind for name, one in inspect.signature(function).parameters.items()}
+    except (TypeError, ValueError):
+        return {}
+
+
+def _known(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, tuple[str, Convert | None]]:
     """Our options by the function's name for them and a conversion."""
     unknown = sorted(set(arguments) - set(OPTIONS))
     if unknown:
         raise ValueError(f"arguments must name options among {', '.join(OPTIONS)}, got {unknown[0]!r}")
-    try:
-        parameters = set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        parameters = set()
+    closed = bool(parameters) and inspect.Parameter.VAR_KEYWORD not in parameters.values()
     found: dict[str, tuple[str, Convert | None]] = {}
     for name, others in OPTIONS.items():
         if name in arguments:
@@ -119,6 +132,10 @@ def _known(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[s
             own, convert = given if isinstance(given, tuple) else (given, None)
             if not isinstance(own, str) or not (convert is None or callable(convert)):
                 raise TypeError(f"arguments[{name!r}] must be a name, or a name and a function, got {given!r}")
+            if closed and own not in parameters:
+                raise ValueError(
+                    f"arguments[{name!r}] must be a parameter of the function ({', '.join(parameters)}), got {own!r}"
+                )
             found[name] = (own, convert)
         else:
             own = next((own for own in (name, *others) if own in parameters), None)

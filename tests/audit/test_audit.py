@@ -10,6 +10,7 @@ import pytest
 import attn_jax
 from attn_jax.audit import LINKS, Expectation, Finding, assert_attention_ok, audit_attention
 from attn_jax.audit.battery import BATTERY
+from attn_jax.audit.subject import Subject
 from experiments.benchmarks.planted.functions import FAULTS, HEALTHY, attention
 
 QUICK = (
@@ -201,3 +202,14 @@ def test_what_checks_stand_on_comes_before_them():
 def test_bad_arguments(call, says):
     with pytest.raises((ValueError, TypeError), match=says):
         call()
+
+
+def test_parameters_that_stand_for_nothing_are_told():
+    def mine(query, key, value, causal=False, chunk=8, *, mask=None, **others):
+        return attn_jax.dot_product_attention(query, key, value, mask=mask, is_causal=causal, **others)
+
+    assert Subject(mine).unmapped == ("chunk",)
+    assert Subject(mine, {"is_causal": None, "mask": None}).unmapped == ("chunk",)  # left alone on purpose
+    assert Subject(mine, {"scale": "scale"}).unmapped == ("chunk",)  # by way of **others
+    assert Subject(mine, {"query_offset": "chunk"}).unmapped == ()
+    assert Subject(len).unmapped == ()

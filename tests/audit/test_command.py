@@ -24,15 +24,38 @@ def test_a_fault_is_1(capsys):
 
 
 def test_what_is_meant_is_said_by_flags(capsys):
-    flags = ["--scale=none", "--causal", "--window=1,0", "--positions=rotary", "--argument=mask=attn_mask"]
+    flags = ["--scale=none", "--causal", "--window=1,0", "--positions=rotary"]
     assert main([f"--target={PLANTED}:reshaped_heads", *flags]) == 1
     assert "fault: heads" in capsys.readouterr().out
+
+
+def test_a_file_is_a_target_and_a_parameter_of_another_name_is_told(tmp_path, capsys):
+    file = tmp_path / "json.py"  # not the json of the standard library
+    file.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def mine(query, key, value, autoregressive=False):\n"
+        "    logits = jnp.einsum('btnh,bsnh->bnts', query, key) / query.shape[-1] ** 0.5\n"
+        "    if autoregressive:  # one key too many\n"
+        "        seen = jnp.tri(*logits.shape[-2:], k=1, dtype=bool)\n"
+        "        logits = jnp.where(seen[None, None], logits, -jnp.inf)\n"
+        "    return jnp.einsum('bnts,bsnv->btnv', jax.nn.softmax(logits), value)\n"
+    )
+    assert main([f"--target={file}:mine"]) == 0
+    assert "not audited, autoregressive: left at the default" in capsys.readouterr().out
+    assert main([f"--target={file}:mine", "--argument=is_causal=autoregressive"]) == 1
+    printed = capsys.readouterr().out
+    assert "fault: mask" in printed
+    assert "not audited" not in printed
+    assert main([f"--target={file}:mine", "--argument=is_causal=autoregresive"]) == 2
+    said = "arguments['is_causal'] must be a parameter of the function (query, key, value, autoregressive), got"
+    assert capsys.readouterr().err.startswith(f"error: {said} 'autoregresive'")
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--target=json"], "target must be package.module:function, got 'json'"),
+        (["--target=json"], "target must be package.module:function or path/file.py:function, got 'json'"),
+        (["--target=nowhere/mine.py:f"], "target nowhere/mine.py cannot be imported: FileNotFoundError"),
         (["--target=no_such_module:f"], "target no_such_module cannot be imported: ModuleNotFoundError"),
         (["--target=json:nothing"], "target json has no nothing"),
         (["--target=sys:version"], "fn must be callable, got str"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attn_jax import empty_cache
+from attn_jax import empty_cache, positions
 from attn_jax.audit import Expectation, audit_module
 from attn_jax.nn import MultiHeadAttention
 
@@ -77,6 +77,27 @@ class Plain(nnx.Module):
         return jnp.swapaxes(weights @ v, 1, 2).reshape(batch, length, 16) @ self.wo[...]
 
 
+class Grouped(nnx.Module):
+    """Matrices, four heads of queries and two of keys, rotary, causal: the layers of many decoders, in another hand."""
+
+    def __init__(self, *, turn=("query", "key"), order="repeat", names=("wq", "wk", "wv", "wo")):
+        keys = jax.random.split(jax.random.key(0), 4)
+        for name, columns, key in zip(names, (16, 8, 8, 16), keys, strict=True):
+            setattr(self, name, nnx.Linear(16, columns, use_bias=False, rngs=nnx.Rngs(key)))
+        self.names, self.turn, self.order = names, turn, order
+
+    def __call__(self, x):
+        batch, length, _ = x.shape
+        wq, wk, wv, wo = (getattr(self, name) for name in self.names)
+        q, k, v = (w(x).reshape(batch, length, -1, 4) for w in (wq, wk, wv))
+        q = positions.apply_rotary(q, np.arange(length)) if "query" in self.turn else q
+        k = positions.apply_rotary(k, np.arange(length)) if "key" in self.turn else k
+        k, v = jnp.tile(k, (1, 1, 2, 1)) if self.order == "tile" else jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2)
+        logits = jnp.where(np.tri(length, dtype=bool)[None, None], jnp.einsum("btnh,bsnh->bnts", q, k) / 2, -jnp.inf)
+        return wo(jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v).reshape(batch, length, 16))
+
+
+GROUPED = {"num_heads": 4, "expect": ROTARY}
 HEALTHY = {
     "flax": (lambda: flax(), {}),
     "flax, causal": (
@@ -90,6 +111,7 @@ HEALTHY = {
     "ours, grouped": (lambda: ours(num_kv_heads=2), {}),
     "ours, rotary, causal": (lambda: ours(positions="rotary", is_causal=True), {"expect": ROTARY}),
     "matrices": (lambda: Plain(), {"num_heads": 4}),
+    "matrices, grouped, rotary": (lambda: Grouped(), GROUPED),
 }
 STEP = np.linspace(0, 1, 8, dtype=np.float32)[None, :, None]
 FAULTY = {
@@ -112,6 +134,9 @@ FAULTY = {
     "a copied head": (lambda: copied_head(), {}, "heads"),
     "items mixed": (lambda: Wrapped(ours(), before=lambda x: x - x.mean(axis=0, keepdims=True)), {}, "batch"),
     "heads by reshape": (lambda: Plain("reshape"), {"num_heads": 4}, "heads"),
+    "rotary on the queries alone": (lambda: Grouped(turn=("query",)), GROUPED, "positions"),
+    "rotary on the keys alone": (lambda: Grouped(turn=("key",)), GROUPED, "positions"),
+    "keys of another group": (lambda: Grouped(order="tile"), GROUPED, "heads"),
     "no gradient": (lambda: Wrapped(ours(), after=jax.lax.stop_gradient), {}, "gradients"),
 }
 
@@ -178,10 +203,24 @@ def test_parameters_can_be_named():
     names = ("query_weight", "key_weight", "value_weight", "output_weight")
     four = [getattr(ours(), name) for name in names]
     unnamed = {o.check: o for o in audit_module(Odd(), width=16).outcomes}
-    assert unnamed["explained by its parameters"].note == "not all projections were found: say parameters="
+    assert unnamed["explained by its parameters"].note.startswith(
+        "no weight of query, key, value, out was found: say par"
+    )
     told = {"query": "alpha", "key": "beta", "value": "gamma", "out": "delta"}
     report = audit_module(Odd(), width=16, parameters=told)
     assert {o.check: o.result for o in report.outcomes}["explained by its parameters"] == "passed"
+
+
+def test_matrices_need_the_number_of_heads_and_it_is_said():
+    names = {"query": "a.kernel", "key": "b.kernel", "value": "c.kernel", "out": "d.kernel"}
+    make = functools.partial(Grouped, names=("a", "b", "c", "d"), turn=("query",))
+    unrun = audit_module(make(), width=16, expect=ROTARY, parameters=names)
+    assert unrun.ok  # as far as could be seen: it says what could not
+    assert "num_heads=" in str(unrun)
+    assert f"{sum(o.result == 'not applicable' for o in unrun.outcomes)} not run" in str(unrun).splitlines()[0]
+    (fault,) = audit_module(make(), width=16, parameters=names, **GROUPED).faults
+    assert fault.link == "positions"
+    assert "rotary of the queries and None of the keys" in fault.evidence
 
 
 @pytest.mark.parametrize(
@@ -191,7 +230,10 @@ def test_parameters_can_be_named():
         (lambda: audit_module(ours(), width=0), "width must be"),
         (lambda: audit_module(ours(), width=16, expect=3), "expect must be an Expectation"),
         (lambda: audit_module(ours(), width=16, parameters={"w": "x"}), "parameters must name roles among query"),
-        (lambda: audit_module(ours(), width=16, parameters={"out": "x"}), r"parameters\['out'\] must be the path"),
+        (
+            lambda: audit_module(ours(), width=16, parameters={"out": "x"}),
+            r"parameters\['out'\] must be the path of a param.*query_w",
+        ),
     ],
 )
 def test_bad_arguments(call, says):

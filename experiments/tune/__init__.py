@@ -2,7 +2,7 @@
 
 Claims: none; it walks the tuning guide in five steps.
 Command: python -m experiments.tune --width=256 --task=recall
-Time: smoke 20 s, quick 110 s, full about 15 min on two cores.
+Time: smoke 20 s, quick 210 s, full about 30 min on two cores.
 
 One: head widths from 32 to 128 are trained beside each other at one model width. Two: the scale of the chosen model is
 read off what its attention returns, and its layers are audited. Three: the entropy of every layer beside its limits.
@@ -34,7 +34,7 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": {"width": 64, "steps": 40, "seeds": 2, "long": 256, "length": 32, "symbols": 8, "rates": (3e-3,)},
         "quick": {},
-        "full": {"steps": 2000, "seeds": 5, "rates": (5e-4, 1e-3, 2e-3), "long": 4096},
+        "full": {"steps": 600, "seeds": 5, "rates": (5e-4, 1e-3, 2e-3), "long": 4096},
     },
     units=units,
     judge=lambda config, measurements: (),

@@ -336,6 +336,7 @@ def audit_module(
     if not isinstance(expect, Expectation):
         raise TypeError(f"expect must be an Expectation, got {type(expect).__name__}")
     width = checks.positive_int("width", width)
+    num_heads = None if num_heads is None else checks.positive_int("num_heads", num_heads)
     found = roles.find(module, width, parameters or {}, num_heads)
     case = Case(module, width, call or (lambda module, x: module(x)), decode, expect, found)
     outcomes: list[Outcome] = []

@@ -59,7 +59,7 @@ def find(module: nnx.Module, width: int, parameters: Mapping[str, str], num_head
             values may have fewer: their heads are as wide as those of queries and of the output.
 
     Raises:
-        ValueError: on a role or a path that is none.
+        ValueError: on a role or a path that is none, or a weight that is named and does not fit.
     """
     unknown = sorted(set(parameters) - set(ROLES))
     if unknown:
@@ -86,6 +86,9 @@ def find(module: nnx.Module, width: int, parameters: Mapping[str, str], num_head
                 shape = weights[role].shape[1:] if role != "out" else weights[role].shape[2:]
                 if array.size == np.prod(shape):
                     biases[role] = array.reshape(shape)
+        if num_heads is not None and role in parameters and role not in weights:
+            shape, cut = np.shape(_read(stored[parameters[role]])), f"num_heads={num_heads} and width={width} cut"
+            raise ValueError(f"parameters[{role!r}] must be a weight that {cut}, got shape {shape}")
     weights, biases, names = ({role: x[role] for role in ROLES if role in x} for x in (weights, biases, names))
     return Projections(weights, biases, names)
 

@@ -228,6 +228,12 @@ def test_matrices_need_the_number_of_heads_and_it_is_said():
     [
         (lambda: audit_module(np.eye(3), width=16), "module must be a flax.nnx.Module"),
         (lambda: audit_module(ours(), width=0), "width must be"),
+        (lambda: audit_module(ours(), width=16, num_heads=0), "num_heads must be"),
+        (lambda: audit_module(ours(), width=16, num_heads=True), "num_heads must be"),
+        (
+            lambda: audit_module(Grouped(), width=16, num_heads=3, parameters={"query": "wq.kernel"}),
+            r"parameters\['query'\] must be a weight that num_heads=3 and width=16 cut, got shape \(16, 16\)",
+        ),
         (lambda: audit_module(ours(), width=16, expect=3), "expect must be an Expectation"),
         (lambda: audit_module(ours(), width=16, parameters={"w": "x"}), "parameters must name roles among query"),
         (

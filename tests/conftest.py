@@ -10,6 +10,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # XLA's own threads already share the work of a batch
+# A seventh of the time: programs without lines of source. Here and below by environment, so that interpreters which a
+# test starts do the same.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 # Tests run thousands of small programs once each: compiling is what they cost, and these more than halve it. The same
 # tests must pass as users run the code, too: `XLA_FLAGS= make test`.
 os.environ.setdefault(
@@ -26,9 +31,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_traceback_in_locations_limit", 0)  # a seventh of the time: programs without lines of source
-jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".jax_cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 # Draws are the same on every machine: a failing draw becomes a named example, not a flake.
 settings.register_profile(
@@ -45,9 +47,9 @@ def pytest_runtest_teardown():
     """Lets go of compiled programs before they hold all memory maps that Linux gives a process, 65,530 by default.
 
     The compiler crashes there, and a worker comes to as many in half an hour. Counting takes milliseconds, so it is
-    done every so often; what is needed again comes from the cache on disk.
+    done every so often; what is needed again is traced again, so it is done late.
     """
-    if next(DONE) % 20 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 10_000:
+    if next(DONE) % 20 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > 25_000:
         jax.clear_caches()
         gc.collect()
 

@@ -4,6 +4,7 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from attn_jax import models
@@ -112,6 +113,14 @@ def test_chosen_and_judged_on_different_examples():
     np.testing.assert_array_equal(judged, np.zeros(3))
 
 
+def test_a_real_model_has_induction_heads():
+    rows = head_roles.measure(RolesConfig(documents=4, max_tokens=32), "model", "induction")
+    assert len(rows) == 4 * 30 * 9
+    _, judged = head_roles.best_head(head_roles.cube(pd.DataFrame(rows), "model", "induction"))
+    assert judged.min() > ROLE_LINES["induction"]
+
+
+@pytest.mark.slow
 def test_a_run_on_a_real_model():
     result = head_roles.run(RolesConfig(documents=10, max_tokens=32))
     rows = result.measurements

@@ -200,15 +200,20 @@ def test_models_that_cannot():
 # The real model
 
 
-def test_smollm2_continues_as_transformers_does(smollm2, golden):
+@pytest.mark.parametrize("new", [12, pytest.param(64, marks=pytest.mark.slow)])
+def test_smollm2_continues_as_transformers_does(new, smollm2, golden):
     prompt, expected = golden["token_ids"][: golden["prompt_length"]], golden["continuation"]
     both = [prompt.tolist(), prompt[:50].tolist()]
-    row, other = models.generate(smollm2, both, max_new_tokens=64, stop_tokens=())
-    assert row == expected.tolist()
-    chunked = models.generate(smollm2, both, max_new_tokens=16, stop_tokens=(), chunk=48)
-    assert chunked == [row[:16], other[:16]]
+    row, other = models.generate(smollm2, both, max_new_tokens=new, stop_tokens=())
+    assert row == expected[:new].tolist()
+    chunked = models.generate(smollm2, both, max_new_tokens=new // 4, stop_tokens=(), chunk=48)
+    assert chunked == [row[: new // 4], other[: new // 4]]
     assert models.generate(smollm2, [prompt], max_new_tokens=3, use_cache=False) == [row[:3]]
-    # All 64 without a cache: each is the likeliest after the prompt and those before it.
+
+
+def test_each_token_of_the_continuation_is_the_likeliest(smollm2, golden):
+    """All 64 without a cache, in one call: each after the prompt and those before it."""
+    prompt, expected = golden["token_ids"][: golden["prompt_length"]], golden["continuation"]
     logits = smollm2.model(np.concatenate([prompt, expected]))
     np.testing.assert_array_equal(logits[len(prompt) - 1 : -1].argmax(-1), expected)
 

@@ -213,10 +213,11 @@ def _explain(role: str, found: Array, expected: Mapping[str, Array], counted: Ma
     for says, one in tries.items():
         if one.shape == found.shape and _off(found, one, counted) < OFF:
             return says
-    factor = float((found[counted] * plain[counted]).sum() / max(float((plain[counted] ** 2).sum()), 1e-30))
-    if found.shape == plain.shape and _off(found, factor * plain, counted) < OFF:
-        link = "values" if role == "value" else "scale"
-        return f"{link}: {name} are {factor:.3g} times what the parameters give"
+    if found.shape == plain.shape and np.isfinite(found[counted]).all():
+        factor = float((found[counted] * plain[counted]).sum() / max(float((plain[counted] ** 2).sum()), 1e-30))
+        if _off(found, factor * plain, counted) < OFF:
+            link = "values" if role == "value" else "scale"
+            return f"{link}: {name} are {factor:.3g} times what the parameters give"
     return f"{'values' if role == 'value' else 'projections'}: {name} are not what the parameters give"
 
 

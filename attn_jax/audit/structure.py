@@ -205,9 +205,16 @@ def heads_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
                 "sum over heads?",
             )
             return
-    if np.delete(moved["query"][:, 1], 2).any():
+    rows = {field: np.flatnonzero(moved[field][:, 1]).tolist() for field in ("query", "key")}
+    if rows["query"] != [2] and rows["key"] == [2]:
         yield own.fault(
-            f"A change to query 2 reaches rows {np.flatnonzero(moved['query'][:, 1]).tolist()} of its head.",
+            f"A change to query 2 reaches rows {rows['query']} of its head, a change to key 2 its own row alone.",
+            "Queries and keys are exchanged: is the order of the arguments query, key, value?",
+            link="projections",
+        )
+    elif rows["query"] != [2]:
+        yield own.fault(
+            f"A change to query 2 reaches rows {rows['query']} of its head.",
             "The softmax runs over the keys of a query, the last axis of [B, N, T, S]: over queries it couples them.",
             link="softmax",
         )

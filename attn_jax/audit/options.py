@@ -84,12 +84,14 @@ def mask(audit: Audit, own: Registered) -> Iterator[Finding]:
                 "Masked scores are −∞ before the softmax; weights that are zeroed after it no longer sum to 1.",
             )
         return
+    refused = set()
     for shape in ((1, 1, 8, 8), (2, 1, 8, 8), (1, 4, 8, 8), (2, 1, 1, 8)):
         part = full[tuple(slice(0, size) for size in shape)].copy()
         part[..., 0] = True
         try:
             found = audit.subject(*given, mask=part)
         except (Refused, WrongOutput) as error:
+            refused.add(shape)
             yield own.difference(f"A mask of shape {shape} is refused: {error}.", "Broadcast it.")
             continue
         if (off := worst(found - audit.answer(given, mask=part))) > OFF:
@@ -97,7 +99,9 @@ def mask(audit: Audit, own: Registered) -> Iterator[Finding]:
                 f"With a mask of shape {shape} the output is off by {off:.2g}.",
                 "Align masks with [B, N, T, S]; of grouped heads, before heads are split into groups.",
             )
-    if audit.grouped:  # as many items as key heads: a mask that is aligned with the wrong axis fits all the same
+    if (
+        audit.grouped and (2, 1, 8, 8) not in refused
+    ):  # as many items as key heads: a mask that is aligned with the wrong axis fits all the same
         grouped = audit.problem(heads=4, kv_heads=2)
         part = full[:, :1].copy()
         if (off := audit.error(grouped, mask=part)) > OFF:
@@ -274,7 +278,7 @@ def soft_cap(audit: Audit, own: Registered) -> Iterator[Finding]:
         return
     hiding = [name for name in ("is_causal", "mask") if name in audit.subject.options]
     for name in hiding:
-        option = True if name == "is_causal" else np.tri(8, dtype=bool)[None, None]
+        option = True if name == "is_causal" else np.broadcast_to(np.tri(8, dtype=bool), (2, 4, 8, 8))
         if (off := audit.error(given, logits_soft_cap=1.5, **{name: option})) > OFF:
             yield own.fault(
                 f"With a soft cap and {name} the output is off by {off:.2g}.",

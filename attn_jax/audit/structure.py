@@ -88,14 +88,17 @@ def items_apart(audit: Audit, own: Registered) -> Iterator[Finding]:
 
 @check("inputs are read", "projections", after=("items apart",), answers=False)
 def inputs_read(audit: Audit, own: Registered) -> Iterator[Finding]:
-    """Other queries, and other keys, give another output."""
+    """Other values, other queries and other keys give another output."""
     one, other = audit.problem(), audit.problem(seed=1)
     base = audit.subject(*one)
-    for field in ("query", "key"):
+    twice = "Is another array read in its place, twice?"
+    for field, link, advice in (
+        ("value", "values", "What is it that the weights fetch?"),
+        ("query", "projections", twice),
+        ("key", "projections", twice),
+    ):
         if worst(audit.subject(*one._replace(**{field: getattr(other, field)})) - base) <= CHANGED:
-            yield own.fault(
-                f"The output does not change with the {field}.", "Is another array read in its place, twice?"
-            )
+            yield own.fault(f"The output does not change with the {field}.", advice, link=link)
             return
 
 
@@ -106,9 +109,6 @@ def linear_in_values(audit: Audit, own: Registered) -> Iterator[Finding]:
     nothing = audit.subject(one.query, one.key, np.zeros_like(one.value))
     if not np.isfinite(nothing).all():
         yield own.fault("Values of 0 do not come out finite.", "Are values divided by their size?")
-        return
-    if worst(nothing - audit.subject(*one)) <= CHANGED:
-        yield own.fault("The output does not depend on the values.", "What is it that the weights fetch?")
         return
     if (left := worst(nothing)) > TOLERANCE:
         yield own.fault(

@@ -13,11 +13,9 @@ from attn_jax.audit.battery import BATTERY
 from attn_jax.audit.subject import Subject
 from experiments.benchmarks.planted.functions import FAULTS, HEALTHY, attention
 
-QUICK = (
-    "keys alone turned", "keys are queries", "heads by reshape", "1/H", "causal one too wide", "mask inverted",
-    "softmax over queries", "values turned", "output doubled", "bias scaled", "mean over the batch", "offset not read",
-    "gradient times sqrt(H)", "bfloat16 inside", "no positions", "padding ignored", "empty rows NaN",
-)  # fmt: skip
+# What takes JAX to be wrong, and one of each kind; the mistakes of scores, options and structure are planted in functions
+# of NumPy, a hundred in seconds, by the other modules.
+QUICK = ("1/H", "heads by reshape", "mask inverted", "values turned", "bfloat16 inside", "gradient times sqrt(H)")
 
 
 def named(name):

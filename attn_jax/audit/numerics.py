@@ -62,14 +62,16 @@ def few_bits(audit: Audit, own: Registered) -> Iterator[Finding]:
 
 
 def _long_sums(audit: Audit, dtype: Any) -> Any:
-    """What 4,096 equal weights make of values of 1; None where not all of them are seen, or so many by 4 queries."""
+    """What 4,096 equal weights make of values of 1; None where not all are seen, or so many keys are refused."""
     if audit.expected.causal or audit.expected.window:
         return None
-    query, key = jnp.zeros((1, 4, 1, 8), dtype), jnp.zeros((1, 4096, 1, 8), dtype)
-    try:
-        return np.asarray(audit.subject.raw(query, key, jnp.ones_like(key)), np.float64)
-    except (Refused, WrongOutput):
-        return None
+    key = jnp.zeros((1, 4096, 1, 8), dtype)
+    for length in (4, 4096):  # some take as many queries as keys alone
+        try:
+            return np.asarray(audit.subject.raw(key[:, :length], key, jnp.ones_like(key)), np.float64)
+        except (Refused, WrongOutput):
+            continue
+    return None
 
 
 @check("float64", "numerics", after=AFTER)

@@ -99,9 +99,8 @@ def mask(audit: Audit, own: Registered) -> Iterator[Finding]:
                 f"With a mask of shape {shape} the output is off by {off:.2g}.",
                 "Align masks with [B, N, T, S]; of grouped heads, before heads are split into groups.",
             )
-    if (
-        audit.grouped and (2, 1, 8, 8) not in refused
-    ):  # as many items as key heads: a mask that is aligned with the wrong axis fits all the same
+    # As many items as key heads: a mask that is aligned with the wrong axis fits all the same.
+    if audit.grouped and (2, 1, 8, 8) not in refused:
         grouped = audit.problem(heads=4, kv_heads=2)
         part = full[:, :1].copy()
         if (off := audit.error(grouped, mask=part)) > OFF:

@@ -65,7 +65,8 @@ def sees(audit: Audit, own: Registered) -> Iterator[Finding]:
     even = seen / seen.sum(axis=-1, keepdims=True)
     if (off := worst(found - even)) > TOLERANCE:
         squares = -(np.asarray(given.key, np.float64) ** 2).sum(axis=-1).swapaxes(1, 2)[:, :, None]  # [B, N, 1, S]
-        if fit(found, squares, np.broadcast_to(seen, found.shape)).misfit < EXPLAINED:
+        one = fit(found, squares, np.broadcast_to(seen, found.shape))
+        if one.misfit < EXPLAINED and (one.slope > 0).all():
             yield own.fault(
                 "Queries of 0 weigh keys by −|k|²: the weights are a softmax of minus squared distances, not of q·k.",
                 "Scores are q·k; the squared distance adds −|k|²/2 to them.",

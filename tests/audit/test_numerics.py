@@ -41,7 +41,7 @@ def attention(broken=""):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             weights = np.exp(logits - top)
             total = weights.sum(axis=-1, keepdims=True)
-            if broken == "sums in half precision" and dtype in HALF:
+            if broken.endswith("sums in half precision") and dtype in HALF:
                 total = np.cumsum(weights.astype(dtype), axis=-1, dtype=dtype)[..., -1:].astype(np.float64)
             if broken == "the denominator is not rescaled" and keys == 256:
                 first = logits[..., :128].max(axis=-1, keepdims=True)
@@ -55,7 +55,7 @@ def attention(broken=""):
             raise TypeError("float32, please")
         if broken == "no float64" and dtype == np.float64:
             raise TypeError("float32, please")
-        if broken == "as many keys as queries" and length != keys:
+        if broken.startswith("as many keys as queries") and length != keys:
             raise ValueError("T and S must be equal")
         if broken == "values as wide as keys" and not same_width:
             raise ValueError("one width for all")
@@ -70,6 +70,12 @@ MISTAKES = {
     "scores clipped": ("large scores", FAULT, "softmax", "the output is off by"),
     "no half precision": ("few bits", DIFFERENCE, "numerics", "It takes no bfloat16"),
     "sums in half precision": ("few bits", FAULT, "numerics", "4,096 equal bfloat16 weights, and values 1, give 16"),
+    "as many keys as queries, and sums in half precision": (
+        "few bits",
+        FAULT,
+        "numerics",
+        "4,096 equal bfloat16 weights",
+    ),
     "logits of few bits": ("few bits", FAULT, "numerics", "bfloat16 outputs are off by"),
     "float32 of all": ("few bits", DIFFERENCE, "numerics", "bfloat16 inputs give float32 outputs"),
     "no float64": ("float64", DIFFERENCE, "numerics", "float64 arrays are refused"),

@@ -62,6 +62,10 @@ MISTAKES = {
     ),
     "unit vectors": (attention(lambda q, k: reference.scores(unit(q), unit(k))), None, "scale", "of unit vectors"),
     "squared distance": (attention(distance), None, "scale", "minus squared distances"),
+    "large keys": (
+        attention(lambda q, k: reference.scores(q, k) / root(q) + (k**2).sum(-1).swapaxes(1, 2)[:, :, None] / 4), None,
+        "projections", "by key",
+    ),
     "rotary, unasked": (
         attention(lambda q, k: reference.scores(turned(q), turned(k)) / root(q)), None, "positions",
         r"after rotary positions \(rotary, base 10,000\)",

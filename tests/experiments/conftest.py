@@ -9,7 +9,7 @@ import pytest
 
 from experiments import checkpoints
 
-at_random = checkpoints.at_random
+initial = checkpoints.at_random
 
 
 @functools.lru_cache(maxsize=1)
@@ -29,5 +29,5 @@ def quick_random_weights(request, monkeypatch):
     """In place of initial weights: threefry draws those of a real model in half a minute where little is optimised."""
     if request.node.get_closest_marker("slow") is None:
         for module in list(sys.modules.values()):
-            if getattr(module, "at_random", None) is at_random:
+            if getattr(module, "at_random", None) is initial:
                 monkeypatch.setattr(module, "at_random", drawn_alike)

@@ -14,12 +14,13 @@ initial = checkpoints.at_random
 
 @functools.lru_cache(maxsize=1)
 def drawn_alike(name, seed):
-    """The model of a checkpoint with normals for its weights, each array with its own mean and spread."""
+    """The model of a checkpoint with normals for its weights, each array with its mean and spread where finite."""
     rng = np.random.default_rng(seed)
 
     def draw(x):
         x = np.asarray(x)
-        return jax.numpy.asarray(x.mean() + x.std() * rng.standard_normal(x.shape, np.float32), x.dtype)
+        finite = x[np.isfinite(x)]
+        return jax.numpy.asarray(finite.mean() + finite.std() * rng.standard_normal(x.shape, np.float32), x.dtype)
 
     return jax.tree.map(draw, checkpoints.load(name).model)
 

@@ -134,7 +134,8 @@ def init_states(
         graphdef, parameters, rest = nnx.split(model, nnx.Param, ...)
         if others := jax.tree.leaves(rest):
             raise ValueError(f"all state of the model must be nnx.Param, got {len(others)} arrays that are not: {rest}")
-        params = nnx.to_pure_dict(parameters)
+        # A parameter made of a Python number is weakly typed and a trained one is not: two programs where one will do.
+        params = jax.tree.map(lambda x: x.astype(x.dtype), nnx.to_pure_dict(parameters))
         optimizer_state = optimizers.directions(optimizer).init(jax.tree.map(wide, params))
         return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), key, learning_rate, graphdef, optimizer)
 

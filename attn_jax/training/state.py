@@ -135,7 +135,7 @@ def init_states(
         if others := jax.tree.leaves(rest):
             raise ValueError(f"all state of the model must be nnx.Param, got {len(others)} arrays that are not: {rest}")
         # A parameter made of a Python number is weakly typed and a trained one is not: two programs where one will do.
-        params = jax.tree.map(lambda x: x.astype(x.dtype), nnx.to_pure_dict(parameters))
+        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), nnx.to_pure_dict(parameters))
         optimizer_state = optimizers.directions(optimizer).init(jax.tree.map(wide, params))
         return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), key, learning_rate, graphdef, optimizer)
 

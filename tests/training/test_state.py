@@ -57,16 +57,17 @@ def test_moments_of_narrow_parameters_are_float32():
 
 
 class Scaled(nnx.Module):
-    """One parameter is made of a Python number."""
+    """Two parameters are made of Python numbers."""
 
     def __init__(self, *, rngs):
         self.factor = nnx.Param(jnp.asarray(0.5))
+        self.offset = nnx.Param(0.5)
         self.table = nnx.Param(jax.random.normal(rngs.params(), (2,)))
 
 
 def test_a_step_changes_no_type_so_that_one_program_does_for_all():
     def loss(model, batch, *, key):
-        return (model.factor[...] * model.table[...]).sum(), {}
+        return (model.factor[...] * model.table[...] + model.offset[...]).sum(), {}
 
     for state in (toy.begin(Scaled, ADAM), init_states(Scaled, ADAM, seeds=[0, 1], learning_rates=[0.1])):
         before = jax.tree.map(jax.typeof, state)

@@ -33,7 +33,7 @@ class Bias(Lazy):
 
     def evaluate(self, tile: Tile, dtype: DTypeLike) -> Float[jax.Array, "*#b #n #t #s"]:
         """The bias on `tile` in `dtype`, of the square's rank, with 1 on axes along which it is constant."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define evaluate(tile, dtype)")
 
     def bounds(self, grid: Grid) -> Bounds:
         """Per tile of `grid`: whether it may hold more than `-inf`, and whether it holds no `-inf`.

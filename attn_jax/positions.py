@@ -196,7 +196,7 @@ class Scaling:
 
     def frequencies(self, width: int, base: float, length: int | None) -> tuple[np.ndarray, float]:
         """The scaled frequencies `[width // 2]` and the magnitude."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define frequencies(width, base, length)")
 
 
 @dataclasses.dataclass(frozen=True)

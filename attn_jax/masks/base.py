@@ -25,7 +25,7 @@ class Mask(Lazy):
 
     def evaluate(self, tile: Tile) -> Bool[jax.Array, "*#b #n #t #s"]:
         """The mask on `tile`: boolean, of the square's rank, with 1 on axes along which it is constant."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define evaluate(tile)")
 
     def bounds(self, grid: Grid) -> Bounds:
         """Per tile of `grid`, before any arithmetic: whether it may hold a True, and whether it holds nothing else.

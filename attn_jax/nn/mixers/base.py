@@ -135,11 +135,11 @@ class Mixer(nnx.Module, Generic[State]):
 
     def _mix(self, x: Array, lengths: Array | None, state: State | None) -> tuple[Array, dict[str, Any]]:
         """The output, and what `x` changes of the state if one came (but for its `lengths`). Padding of `x` is 0."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _mix(x, lengths, state)")
 
     def _empty(self, batch: tuple[int, ...], dtype: DTypeLike) -> State:
         """The state before any token."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _empty(batch, dtype)")
 
     def _linear(self, x: Array, weight: nnx.Param, bias: nnx.Param | None, *, inputs: int = 1) -> Array:
         """`x weight + bias` over the last `inputs` axes of `x` and the first of the weight, rounded once."""

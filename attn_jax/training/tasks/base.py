@@ -140,11 +140,11 @@ class TaskBase:
 
     def _train(self, key: Array) -> Batch:
         """One training sequence, `[T]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _train(key)")
 
     def _evaluate(self, index: Int[Array, ""]) -> Batch:
         """One sequence that is held out, `[T]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define _evaluate(index)")
 
     def _check_sizes(self, **least: int) -> None:
         """Raises unless each named field is an integer of at least that much."""
@@ -162,7 +162,7 @@ class Generated(TaskBase):
 
     def draw(self, key: Array, *, held_out: bool) -> Batch:
         """One sequence of either kind, `[T]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define draw(key, *, held_out)")
 
     def _train(self, key: Array) -> Batch:
         return self.draw(key, held_out=False)

@@ -7,16 +7,16 @@ PRESET ?= quick
 ONLY ?= short
 OUT ?= results
 
-.PHONY: setup report test wheel check slow pictures clean
+.PHONY: setup report test wheel check lint types slow pictures clean
 
 setup: $(READY)
 
 report: $(READY)
 	$(RUN) -m experiments.reproduce --preset=$(PRESET) --only=$(ONLY) --out=$(OUT)
 
-# The checks, of which the slowest uses one core, beside the wheel.
-test: $(READY)
-	$(MAKE) --jobs=2 check wheel
+# The type checker, which uses one core, beside the wheel.
+test: lint
+	$(MAKE) --jobs=2 types wheel
 	$(RUN) -m pytest -n 2 --dist=worksteal -m "not slow"
 
 # The wheel as others get it, installed apart from the checkout, and its examples run there.
@@ -26,9 +26,13 @@ wheel: $(READY)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --target build/installed build/*.whl
 	cd build/installed && $(abspath $(RUN)) -m pytest -n 2 --doctest-modules attn_jax -q
 
-check: $(READY)
+check: lint types
+
+lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+types: $(READY)
 	$(RUN) -m pyright
 
 slow: $(READY)
